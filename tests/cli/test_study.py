@@ -87,7 +87,7 @@ def test_time_that_is_up_and_arms_that_fail_are_said(
     def broken(*given: Any) -> None:
         raise RuntimeError("no memory\nand more")
 
-    monkeypatch.setattr("attractor.training.studies.study.train_seeds", broken)
+    monkeypatch.setattr("attractor.training.studies.runs.train_models", broken)
     failed = command(f"{STUDY} --out failed")
     assert failed.code == 1
     assert failed.err.splitlines() == [f"{arm}: failed, RuntimeError: no memory" for arm in ARMS.split(",")]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from attractor.training import STUDIES, Config, arm_entries, train
-from attractor.training.studies.stacked_training import Execution, open_source, train_seeds
+from attractor.errors import InputError
+from attractor.training import STUDIES, Config, arm_entries, find_study, train
+from attractor.training.studies.stacked_training import Execution, open_source, train_models, train_seeds
 
 SMALL = {
     "layers": 2,
@@ -35,6 +37,10 @@ ARMS = [
     ("bytes", "post/rotary"),
     ("bytes", "peri/rotary"),
     ("bytes", "bare-convergent/rotary"),
+    ("dynamics-bytes", "official-convergent/absolute"),
+    ("looped", "ngpt/6"),
+    ("looped", "pre-inject/6"),
+    ("looped", "penalised/6"),
     ("vision", "plain/absolute"),
     ("vision", "intermediate/rotary"),
 ]
@@ -54,7 +60,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def config_of(study: str, arm: str, data: dict[str, str], **more: object) -> Config:
-    return Config(**{**arm_entries(STUDIES[study], arm), **SMALL, "data": data[study], **more})
+    small = {**SMALL, "data": data["vision" if study in ("vision", "looped") else "bytes"]}
+    small |= {"loops": 3, "dim": 12, "heads": 3} if study == "looped" else {}
+    return Config(**{**arm_entries(find_study(study), arm), **small, **more})
 
 
 @pytest.mark.parametrize(("study", "arm"), ARMS)
@@ -87,7 +95,14 @@ def test_losses_and_gradients_are_those_of_each_model(
 
 
 @pytest.mark.parametrize(
-    ("study", "arm"), [("bytes", "divergent/rotary"), ("bytes", "spectral/rotary"), ("vision", "shift/absolute")]
+    ("study", "arm"),
+    [
+        ("bytes", "divergent/rotary"),
+        ("bytes", "spectral/rotary"),
+        ("vision", "shift/absolute"),
+        ("dynamics-bytes", "official-divergent/rotary"),
+        ("looped", "post-convergent/6"),
+    ],
 )
 def test_stacked_models_train_like_attractor_train(study: str, arm: str, data: dict[str, str], tmp_path: Path) -> None:
     config = config_of(study, arm, data)
@@ -99,6 +114,7 @@ def test_stacked_models_train_like_attractor_train(study: str, arm: str, data: d
         lines = [json.loads(line) for line in (alone / "curve.jsonl").read_text().splitlines()]
         assert row.curve[0][0] == 3
         assert row.curve[0][1] == pytest.approx(lines[2]["validation_loss"], abs=2e-5)
+        assert row.scores_curve[-1][0] == config.steps
         assert row.train_loss == pytest.approx(lines[-1]["loss"], abs=2e-5)
 
 
@@ -109,3 +125,33 @@ def test_arms_of_a_study_have_as_many_parameters(data: dict[str, str], tmp_path:
         reads = open_source(config, torch.device("cpu"), tmp_path)
         counts[arm] = sum(part.numel() for part in reads.model(config).parameters())
     assert max(counts.values()) / min(counts.values()) < 1.002
+
+
+def test_rates_and_regimes_are_trained_together_as_alone(data: dict[str, str], tmp_path: Path) -> None:
+    first = config_of("bytes", "convergent/rotary", data)
+    configs = [
+        replace(first, rate=rate, attention=kind, seed=seed)
+        for rate, kind, seed in ((3e-2, "divergent", 1), (1e-2, "convergent", 0), (3e-2, "intermediate", 0))
+    ]
+    together = train_models(configs, Execution(), tmp_path)
+    assert [(run.rate, run.seed) for run in together] == [(config.rate, config.seed) for config in configs]
+    for config, run in zip(configs, together, strict=True):
+        alone = train_models([config], Execution(), tmp_path)[0]
+        assert run.scores["loss"] == pytest.approx(alone.scores["loss"], abs=2e-5)
+        assert run.dynamics is not None
+        assert (max(run.dynamics.growth or ()) < 0) == (config.attention == "convergent")  # type: ignore[type-var]
+    with pytest.raises(InputError, match="differ in seed"):
+        train_models([first, replace(first, dim=32)], Execution(), tmp_path)
+
+
+@pytest.mark.parametrize(("study", "arm"), [("vision", "convergent/absolute"), ("bytes", "convergent/rotary")])
+def test_the_forms_for_a_gpu_have_the_same_losses(study: str, arm: str, data: dict[str, str], tmp_path: Path) -> None:
+    """A hidden width padded with zeros, padded values, and attention of few tokens without the fused kernel."""
+    config = config_of(study, arm, data)
+    reads = open_source(config, torch.device("cpu"), tmp_path)
+    stack = reads.stack([reads.model(config).double()], torch.device("cpu"), torch.float64)
+    batch = reads.batch(reads.inputs([0], 0))
+    usual = stack.losses(*batch)[0]
+    stack.shape = replace(stack.shape, pad=True)
+    assert stack.parameters["backbone.blocks.widen.weight"].shape[-2] % 64
+    torch.testing.assert_close(stack.losses(*batch)[0], usual, rtol=1e-5, atol=1e-6)

@@ -26,7 +26,7 @@ from attractor.errors import InputError
 from attractor.progress import progress_lines
 
 if TYPE_CHECKING:
-    from attractor.training import Plan, StudyResults
+    from attractor.training import Plan, Study, StudyResults
 
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "accuracy"}
 MANY = 6  # missing pairs that are listed
@@ -159,13 +159,18 @@ study_option, run_option = panel("Study"), panel("Execution")
 class StudyOptions:
     """What is compared."""
 
-    name: Annotated[str, typer.Argument(metavar="NAME", help="bytes, bpe or vision.")]
-    data: Annotated[Path, study_option("PATH", "Text (a file or a folder), or a folder of CIFAR-10.")]
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="A TOML file, or a built-in study such as bytes.")]
     out: Annotated[Path, result_option("FOLDER", "Folder of runs.jsonl; a study in it is continued.", "--out", "-o")]
+    data: Annotated[
+        str | None,
+        study_option("PATH", "Text or images as for train, or the name of an asset.", default="that of the study"),
+    ] = None
     arms: Annotated[
         str | None, study_option("ARM,...", "Some of the arms, such as plain/rotary,shift/rotary.", default="all")
     ] = None
-    seeds: Annotated[str, study_option("S,S,...", "Seeds; the same for every arm.")] = "0,1,2,3,4"
+    seeds: Annotated[
+        str | None, study_option("S,S,...", "Seeds; the same for every arm.", default="those of the study")
+    ] = None
     change: Annotated[
         str | None,
         study_option("ENTRY=VALUE,...", "Other entries of the configuration of every run.", "--set", default="none"),
@@ -177,6 +182,7 @@ class ExecutionOptions:
     """How the runs are executed."""
 
     workers: Annotated[int, run_option("N", "Processes that share the arms.", min=1)] = 1
+    together: Annotated[int, run_option("N", "Largest number of models trained at once.", min=1)] = 64
     max_seconds: Annotated[float | None, run_option("S", "Start no arm after this many seconds.", min=0)] = None
     compile: Annotated[
         bool, run_option("", "Compile blocks, on a GPU.", "--compile/--no-compile", default="compiled")
@@ -197,8 +203,9 @@ class RunResults(CommonOptions):
 def run(context: typer.Context, options: StudyOptions, execution: ExecutionOptions, output: RunResults) -> None:
     """Train every arm of a study with every seed, and append each finished run to runs.jsonl.
 
-    Seeds of an arm are trained together as one batched program. A study that was stopped continues where it was; arms that failed or
-    were not started in time are reported on stderr. Exit code 0; 1 if arms are missing, 2 for a bad argument.
+    Seeds and learning rates of an arm are trained together as one batched program. A study that was stopped continues where it was;
+    arms that failed, that diverged at every rate of the grid or that were not started in time are reported on stderr. Exit code 0; 1 if
+    arms are missing, 2 for a bad argument.
     """
     from attractor.training import Provenance, run_study
 
@@ -209,7 +216,7 @@ def run(context: typer.Context, options: StudyOptions, execution: ExecutionOptio
     lines = progress_lines(False if output.quiet and output.progress is None else output.progress)
     count, missing = run_study(plan, options.out, provenance, lines, progress_lines(True))
     file = options.out / "runs.jsonl"
-    document = {"study": options.name, "runs": count, "missing": missing, "file": str(file)}
+    document = {"study": plan.study.name, "runs": count, "missing": missing, "file": str(file)}
     summary = f"{file}: {count} runs" + (f", without {', '.join(missing)}" if missing else "")
     print_result(output, RUN_SCHEMA, command, document, Outputs(files=[file]), lambda: typer.echo(summary))
     if missing:
@@ -227,15 +234,19 @@ def plan_study(options: StudyOptions, execution: ExecutionOptions) -> Plan:
     arms = tuple(dict.fromkeys(arms))
     for arm in arms:
         arm_entries(chosen, arm)  # raises for an unknown arm
-    seeds = tuple(parse_seeds(options.seeds))
+    seeds = chosen.seeds if options.seeds is None else tuple(parse_seeds(options.seeds))
     check_new_folder(options.out, "--out")
-    if not options.data.exists():
-        raise InputError(f"the data {options.data} do not exist")
-    changes: dict[str, Any] = {"data": str(options.data), **parse_entries(options.change)}
+    changes = parse_entries(options.change)
+    if options.data is not None and chosen.data_sets.keys() - {""}:
+        raise InputError(
+            f"the study {chosen.name} has data sets of its own ({', '.join(chosen.data_sets)}): leave out --data"
+        )
+    changes |= {} if options.data is None else {"data": options.data}
     check_entries(changes)
-    check_supported(changes)
+    check_supported(chosen, changes)
     kept, best = execution.kept or options.out / "kept", Execution.best(execution.compile)
-    return Plan(chosen, arms, seeds, changes, best, kept, execution.workers, execution.max_seconds)
+    limits = execution.workers, execution.max_seconds, execution.together
+    return Plan(chosen, arms, seeds, changes, best, kept, *limits)
 
 
 def parse_entries(text: str | None) -> dict[str, Any]:
@@ -263,11 +274,12 @@ def split_entries(text: str) -> list[str]:
     return found
 
 
-def check_supported(changes: dict[str, Any]) -> None:
+def check_supported(study: Study, changes: dict[str, Any]) -> None:
     """Raise for entries that define the arms, and for those that a study does not support."""
     from attractor.training import ARM_KINDS
 
-    axes = {name for kind in ARM_KINDS.values() for name in kind} | {"positions"}
+    kinds = study.entries.values() if study.entries else [*ARM_KINDS.values(), {"positions": None}]
+    axes = {name for kind in kinds for name in kind} | ({"rate"} if study.rates else set())
     own = sorted(changes.keys() & axes)
     if own:
         raise InputError(f"{', '.join(own)} is what arms differ in: use --arms instead of --set")

@@ -428,7 +428,9 @@ def split_placement(placement: str) -> tuple[str, float]:
     except ValueError:
         share = 0.0
     if (colon and kind != "ngpt") or (kind == "ngpt" and not (colon and 0 < share <= 1)):
-        raise InputError(f"placement ngpt takes a share above 0 and at most 1, as in ngpt:0.2, and no other takes one; got {placement!r}")
+        raise InputError(
+            f"placement ngpt takes a share above 0 and at most 1, as in ngpt:0.2, and no other takes one; got {placement!r}"
+        )
     return kind, share
 
 

@@ -116,7 +116,8 @@ class Config:
 
     Model: ``layers`` blocks of dimension ``dim`` with ``heads`` heads and a feed-forward part of width ``hidden`` (default 4 dim).
     ``loops`` applies all blocks this many times with the same weights (a looped model); ``inject`` adds the embedded tokens again before
-    every further time. ``penalty`` times the mean cosine of tokens after every block is added to the training loss. ``placement`` of norms is that of ``TransformerBlock``, such as "pre" or "ngpt:0.2".
+    every further time. ``placement`` of norms is that of ``TransformerBlock``, such as "pre" or "ngpt:0.2". ``penalty`` times the mean
+    cosine of tokens after every block is added to the training loss.
 
     Data. ``task`` "text": windows of ``context`` tokens, which are "bytes", "bpe" (``vocabulary`` tokens learned from the training text,
     or the file ``tokenizer``) or "words" (of the training text; ``cutoffs`` select an adaptive softmax). Text without separate files for
@@ -222,7 +223,9 @@ class Config:
     def _check_together(self) -> None:
         """Raise for choices that exclude each other."""
         if self.inject and self.loops == 1:
-            raise InputError("inject adds the embedded tokens before every further loop, and there is one: give loops of at least 2")
+            raise InputError(
+                "inject adds the embedded tokens before every further loop, and there is one: give loops of at least 2"
+            )
         plain = self.attention == "plain"
         for name, default in (OF_DEFINITE if plain else OF_PLAIN).items():
             if getattr(self, name) != default:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from attractor.errors import UnsupportedError
 from attractor.laws import ACTIVATIONS, turn_pairs
 from attractor.nn import AttentionLayer, Shift, Slice, TransformerBlock
+from attractor.nn.definite import Official
 from attractor.training.models import group_parameters, mean_cosine
 
 
@@ -82,9 +83,13 @@ def attention(x: Tensor, maps: AttentionMaps, turns: tuple[Tensor, Tensor] | Non
         q = (q.unflatten(0, (models, batch)) * maps.scale.to(q.dtype)[:, None, None, None, None]).flatten(0, 1)
         scale = 1.0
     width = v.shape[-1]
-    if shape.pad and q.shape[-1] > width:
+    if shape.pad and (shape.causal or q.shape[-2] > SHORT) and q.shape[-1] > width:
         v = functional.pad(v, (0, q.shape[-1] - width))
-    moved = functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal, scale=scale)[..., :width]
+    if shape.pad and not shape.causal and q.shape[-2] <= SHORT:
+        moved = torch.softmax((q @ k.mT).float() * scale, -1).to(v.dtype) @ v
+    else:
+        moved = functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal, scale=scale)
+    moved = moved[..., :width]
     joined = moved.transpose(1, 2).flatten(-2).unflatten(0, (models, batch))
     return linear(joined, maps.output.transpose(1, 2).flatten(2).to(shape.compute))
 
@@ -127,6 +132,7 @@ def _feed(x: Tensor, rest: dict[str, Tensor], shape: SharedShape) -> Tensor:
 
 
 BLOCKS = "backbone.blocks."
+SHORT = 128  # tokens of an image up to which all scores are stored on a GPU, which is faster than the fused kernel
 ALIGNED = 64  # columns of a product in bfloat16
 POWER = "parametrizations.weight.0._"  # vectors of spectral normalisation
 
@@ -145,6 +151,9 @@ class StackedModels:
         self.buffers = {name: part.to(device) for name, part in _stack(models, "named_buffers").items()}
         self.loops, self.inject = models[0].backbone.loops, models[0].backbone.inject
         self.penalty = models[0].penalty
+        # solvers of linear systems cannot be part of a CUDA graph
+        self.solves = isinstance(getattr(first.attention, "core", None), Official)
+        self.fixed_maps: dict[str, Tensor] | None = None
         self.template = _LayerWeights(copy.deepcopy(first.attention)).eval().to(device)
         self.shape = _shape(first, compute, device.type == "cuda")
         self.positions = first.attention.positions
@@ -209,7 +218,17 @@ class StackedModels:
         return functional.pad(parameter, (0, missing) if axis == -1 else (0, 0, 0, missing)) if missing else parameter
 
     def maps(self) -> list[AttentionMaps]:
-        """Return the attention weights of every layer."""
+        """Return the attention weights of every layer, made now or given as ``fixed_maps``."""
+        parts = {name: part.unbind(0) for name, part in (self.fixed_maps or self.make_maps()).items()}
+        layers = len(next(iter(parts.values())))
+        return [AttentionMaps(**{name: part[layer] for name, part in parts.items()}) for layer in range(layers)]
+
+    def is_attention(self, name: str) -> bool:
+        """Whether a stacked parameter is one of the attention layers."""
+        return name.startswith(BLOCKS + "attention.")
+
+    def make_maps(self) -> dict[str, Tensor]:
+        """Return the attention weights of all layers by name, (layers, s, ...) each."""
         prefix = BLOCKS + "attention."
         state = {
             "layer." + name.removeprefix(prefix): part
@@ -219,8 +238,7 @@ class StackedModels:
         flat = {name: part.flatten(0, 1) for name, part in state.items()}
         made = torch.vmap(lambda one: functional_call(self.template, one, ()))(flat)
         layers = next(iter(state.values())).shape[0]
-        parts = {name: part.unflatten(0, (layers, -1)).unbind(0) for name, part in made.items()}
-        return [AttentionMaps(**{name: part[layer] for name, part in parts.items()}) for layer in range(layers)]
+        return {name: part.unflatten(0, (layers, -1)) for name, part in made.items()}
 
     @torch.no_grad()
     def power_step(self) -> None:

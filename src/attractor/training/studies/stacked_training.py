@@ -224,9 +224,16 @@ def train_seeds(
 
 
 def train_models(
-    configs: list[Config], execution: Execution, cache: Path, progress: Callable[[int, float], None] | None = None
+    configs: list[Config],
+    execution: Execution,
+    cache: Path,
+    progress: Callable[[int, float], None] | None = None,
+    traced: bool = True,
 ) -> list[SeedRun]:
-    """Train models whose configurations differ in seed and rate only, all at once; results have the order of ``configs``."""
+    """Train models whose configurations differ in seed, rate and sign of the regime only (``alike``), all at once.
+
+    Results have the order of ``configs``. ``traced`` follows tokens through the trained models.
+    """
     started = time.perf_counter()
     if execution.compiled:
         from torch import _dynamo
@@ -236,8 +243,8 @@ def train_models(
     order = sorted(range(len(configs)), key=lambda index: configs[index].rate)  # models of one rate are neighbours
     ordered = [configs[index] for index in order]
     config = ordered[0]
-    if any(dataclasses.replace(one, seed=config.seed, rate=config.rate) != config for one in ordered):
-        raise InputError("models that are trained together differ in seed and rate only")
+    if not all(alike(one, config) for one in ordered):
+        raise InputError("models that are trained together differ in seed, rate and sign of the regime only")
     data = open_source(config, device, cache)
     models = [data.model(one) for one in ordered]
     stack = data.stack(models, device, execution.compute, execution.compiled)
@@ -265,7 +272,7 @@ def train_models(
     count = config.steps - WARM - 1
     rate = None if began is None else count * data.tokens() * len(ordered) / (ended - began - apart)
     models = stack.unstack()
-    found = [_trace(model, data) for model in models]
+    found = [_trace(model, data) if traced else None for model in models]
     parameters, seconds = sum(part.numel() for part in models[0].parameters()), time.perf_counter() - started
     tail = history[-max(1, config.steps // 20) :].mean(0).tolist()
     curves = [(step, losses.tolist(), scores.tolist()) for step, losses, scores in curve]
@@ -290,6 +297,17 @@ def train_models(
         for k, one in enumerate(ordered)
     ]
     return [runs[order.index(index)] for index in range(len(configs))]
+
+
+def alike(first: Config, second: Config) -> bool:
+    """Whether two models have parameters of the same shapes and meaning, so that they can be stacked.
+
+    Convergent, intermediate and divergent layers differ in their signs only, which are buffers.
+    """
+    same = {"seed": first.seed, "rate": first.rate}
+    if "plain" not in (first.attention, second.attention):
+        same["attention"] = first.attention
+    return dataclasses.replace(second, **same) == first
 
 
 def _trace(model: Any, data: Source) -> Dynamics | None:
@@ -322,8 +340,11 @@ class _Stepper:
         self.optimiser = torch.optim.AdamW(groups, betas=betas, fused=gpu, capturable=gpu)
         self.inputs: list[Tensor] = []
         self.ahead: tuple[int, list[Tensor]] = (-AHEAD, [])
-        self.out: Tensor | None = None
-        self.graph: Any = None
+        self.losses = torch.zeros(len(configs))
+        self.gradients: dict[str, Tensor] = {}
+        self.map_gradients: list[Tensor] = []
+        self.fixed: dict[str, Tensor] = {}
+        self.graphs: dict[str, Any] = {}
         self.stream = torch.cuda.Stream() if gpu else None
 
     def _view(self, part: nn.Parameter, first: int, last: int) -> list[nn.Parameter]:
@@ -341,51 +362,95 @@ class _Stepper:
 
     def step(self, number: int) -> Tensor:
         """Take step ``number`` and return the losses (s,)."""
-        for config in self.configs:
+        for config in {config.rate: config for config in self.configs}.values():
             self.rates[config.rate].fill_(config.learning_rate(number))
         given = self._given(number)
-        if self.stream is None or not self.execution.cuda_graph:
-            self.inputs = given
-            return self._once()
         if not self.inputs:
             self.inputs = [part.clone() for part in given]
         for place, value in zip(self.inputs, given, strict=True):
             place.copy_(value)
-        if number < WARM:
+        if not self.stack.solves:
+            self._run("whole", number, self._take_whole)
+        else:
+            made = self._make_maps()
+            self.stack.fixed_maps = self.fixed
+            self._run("gradients", number, self._find_gradients)
+            self.stack.fixed_maps = None
+            self._pass_gradients(made)
+            self._run("update", number, self._update)
+        return self.losses
+
+    def _run(self, name: str, number: int, function: Callable[[], None]) -> None:
+        """Run a part of a step: at first as it is, then as a CUDA graph."""
+        if self.stream is None or not self.execution.cuda_graph:
+            function()
+        elif number < WARM:
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
-                found = self._once()
+                function()
             torch.cuda.current_stream().wait_stream(self.stream)
-            return found
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(self.graph):
-                self.out = self._once()
-        self.graph.replay()
-        assert self.out is not None
-        return self.out
+        else:
+            if name not in self.graphs:
+                self.graphs[name] = torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                with torch.cuda.graph(self.graphs[name]):
+                    function()
+            self.graphs[name].replay()
 
     def _given(self, number: int) -> list[Tensor]:
         """Return the samples of a step on the device, copied for many steps at once so that the host does not wait for each."""
         if not 0 <= number - self.ahead[0] < AHEAD:
-            last = min(number + AHEAD, self.config.steps)
-            steps = [self.data.inputs(self.seeds, each) for each in range(number, last)]
-            stacked = [torch.stack(parts) for parts in zip(*steps, strict=True)]
+            last, own = min(number + AHEAD, self.config.steps), sorted(set(self.seeds))
+            steps = [self.data.inputs(own, each) for each in range(number, last)]
+            rows = torch.tensor([own.index(seed) for seed in self.seeds])
+            stacked = [torch.stack(parts)[:, rows] for parts in zip(*steps, strict=True)]
             self.ahead = number, [part.to(self.execution.device) for part in stacked]
         return [part[number - self.ahead[0]] for part in self.ahead[1]]
 
-    def _once(self) -> Tensor:
+    def _take_whole(self) -> None:
+        self._find_gradients()
+        self._update()
+
+    def _find_gradients(self) -> None:
+        """Compute losses and gradients; with fixed maps, gradients of these instead of those of the attention parameters."""
         stack = self.stack
         stack.power_step()
         losses, penalties = stack.losses(*self.data.batch(self.inputs))
-        parameters = list(stack.parameters.values())
-        gradients = torch.autograd.grad((losses + penalties).sum(), parameters)
-        clipped = stack.clip(list(gradients), self.config.clip or math.inf)
+        names = [name for name in stack.parameters if stack.fixed_maps is None or not stack.is_attention(name)]
+        fixed = list((stack.fixed_maps or {}).values())
+        wanted = [*(stack.parameters[name] for name in names), *fixed]
+        found = torch.autograd.grad((losses + penalties).sum(), wanted)
+        self.losses = losses.detach()
+        self.gradients = {**self.gradients, **dict(zip(names, found, strict=False))}
+        self.map_gradients = list(found[len(names) :])
+
+    def _make_maps(self) -> list[Tensor]:
+        """Make the attention weights outside of the graph, and copy them to where it reads them."""
+        made = self.stack.make_maps()
+        if not self.fixed:
+            self.fixed = {name: part.detach().clone().requires_grad_() for name, part in made.items()}
+        with torch.no_grad():
+            for name, part in made.items():
+                self.fixed[name].copy_(part)
+        return list(made.values())
+
+    def _pass_gradients(self, made: list[Tensor]) -> None:
+        """Continue the backward pass from the attention weights to their parameters, into memory that stays in place."""
+        names = [name for name in self.stack.parameters if self.stack.is_attention(name)]
+        wanted = [self.stack.parameters[name] for name in names]
+        for name, gradient in zip(names, torch.autograd.grad(made, wanted, self.map_gradients), strict=True):
+            if name in self.gradients:
+                self.gradients[name].copy_(gradient)
+            else:
+                self.gradients[name] = gradient.clone()
+
+    def _update(self) -> None:
+        """Clip the gradients and take a step of the optimiser."""
+        gradients = [self.gradients[name] for name in self.stack.parameters]
+        clipped = self.stack.clip(gradients, self.config.clip or math.inf)
         for view, index, place in self.views:
             view.grad = clipped[index][place] if place else clipped[index]
         self.optimiser.step()
-        return losses.detach()
 
     @torch.no_grad()
     def evaluate(self, count: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,8 @@ import numpy as np
 from attractor.errors import InputError
 from attractor.serialization import to_frame
 from attractor.training.run_folder import Summary, summarise
-from attractor.training.studies.study import Study, StudyRun
+from attractor.training.studies.runs import StudyRun
+from attractor.training.studies.study import Study
 
 if TYPE_CHECKING:
     import pandas
@@ -190,14 +191,19 @@ def lost_runs(runs: Sequence[StudyRun], measure: str) -> dict[str, set[int]]:
     return found
 
 
+def _arms(study: Study, runs: Sequence[StudyRun]) -> list[str]:
+    """Return the arms that have runs: those of the study in its order, then others."""
+    there = dict.fromkeys(run.arm for run in runs)
+    return [*(arm for arm in study.arms if arm in there), *(arm for arm in there if arm not in study.arms)]
+
+
 def summarise_arms(study: Study, runs: Sequence[StudyRun]) -> list[ArmSummary]:
     """Summarise every arm that has runs."""
     values, lost = values_by_arm(runs, study.measure), lost_runs(runs, study.measure)
     parameters = {run.arm: run.result.parameters for run in runs}
     return [
         ArmSummary(arm, parameters[arm], summarise(list(values.get(arm, {}).values())), len(lost.get(arm, ())))
-        for arm in study.arms
-        if arm in parameters
+        for arm in _arms(study, runs)
     ]
 
 
@@ -263,10 +269,68 @@ def compare_pair(arm: dict[int, float], reference: dict[int, float], lower: bool
     )
 
 
+@dataclass(frozen=True)
+class CurvePoint:
+    """Mean of an arm at an evaluation, over the runs that have a number there, with its 95% interval (None for one run)."""
+
+    arm: str
+    step: int
+    count: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class PairAlong:
+    """Differences of a pair of arms at every evaluation of the runs."""
+
+    arm: str
+    reference: str
+    steps: tuple[int, ...]
+    tests: tuple[PairedTest, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one mapping for each evaluation, for JSON."""
+        own = {"arm": self.arm, "reference": self.reference}
+        return [{**own, "step": step, **asdict(test)} for step, test in zip(self.steps, self.tests, strict=True)]
+
+
+def _values_along(runs: Sequence[StudyRun], arm: str) -> dict[int, dict[int, float]]:
+    """Return the finite scores of an arm at every evaluation, by step and seed."""
+    found: dict[int, dict[int, float]] = {}
+    for run in runs:
+        for step, value in run.result.scores_curve if run.arm == arm else ():
+            if value is not None and math.isfinite(value):
+                found.setdefault(step, {})[run.seed] = float(value)
+    return found
+
+
+def mean_curve(runs: Sequence[StudyRun], arm: str) -> list[CurvePoint]:
+    """Return the learning curve of an arm with its band, from the runs that are compared (``StudyResults.at``)."""
+    points = []
+    for step, values in sorted(_values_along(runs, arm).items()):
+        found = summarise(list(values.values()))
+        assert found.mean is not None
+        low, high = found.interval or (None, None)
+        points.append(CurvePoint(arm, step, len(values), found.mean, low, high))
+    return points
+
+
+def compare_along(study: Study, runs: Sequence[StudyRun], arm: str, reference: str) -> PairAlong:
+    """Compare a pair at every evaluation at which both arms have at least two common seeds."""
+    first, second = _values_along(runs, arm), _values_along(runs, reference)
+    tests = {
+        step: compare_pair(first[step], second[step], study.lower) for step in sorted(first.keys() & second.keys())
+    }
+    kept = {step: test for step, test in tests.items() if test is not None}
+    return PairAlong(arm, reference, tuple(kept), tuple(kept.values()))
+
+
 def summarise_dynamics(study: Study, runs: Sequence[StudyRun]) -> list[ArmDynamics]:
     """Summarise the tokens of every arm that has runs with finite states."""
     found = []
-    for arm in study.arms:
+    for arm in _arms(study, runs):
         traces = [run.result.dynamics for run in runs if run.arm == arm and run.result.dynamics is not None]
         if not traces:
             continue

@@ -1,32 +1,17 @@
-"""Studies: arms, questions, execution and stored runs."""
+"""Studies: arms, questions, rates and data sets, built in or read from TOML files."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from attractor.errors import InputError, StoreError
-from attractor.files import dump_json, read_json_lines, write_json_lines
-from attractor.registry import find, unknown
-from attractor.serialization import to_frame
-from attractor.training.config import Config
-from attractor.training.data import open_data
-from attractor.training.dynamics import Dynamics
-from attractor.training.models import attention_layer
-from attractor.training.run_folder import remove_on_error
-from attractor.training.studies.stacked_training import Execution, SeedRun, train_seeds
-
-if TYPE_CHECKING:
-    import pandas
+from attractor.errors import InputError
+from attractor.registry import check_name, unknown
+from attractor.training.config import CHOICES, Config
 
 Changes = dict[str, Any]
 Pair = tuple[str, str]
@@ -65,6 +50,17 @@ SLICES = ("slice+", "slice-", "slice-free", "shift")
 ALTERNATIVES = ("spectral", "temperature", "gain", "post", "peri")
 
 
+LOWER = {"bits_per_byte": True, "loss": True, "perplexity": True, "word_perplexity": True, "accuracy": False}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How rates are chosen: runs of every rate with seeds of their own, and ``steps`` instead of those of the study."""
+
+    seeds: tuple[int, ...]
+    steps: int | None = None
+
+
 @dataclass(frozen=True)
 class Study:
     """A comparison of arms.
@@ -72,9 +68,16 @@ class Study:
     Attributes
     ----------
     base : entries of the configuration that all arms share.
-    arms : names "kind/positions", in the order in which they are run.
+    arms : names in the order in which they are run: "kind/positions", or those of ``entries``.
     questions : by question the pairs (arm, reference) that are tested together.
     measure, lower : score by which runs are judged, and whether lower is better.
+    entries : entries of the configuration of arms with a name of their own.
+    rates : grid of learning rates; empty for the one of the configuration.
+    common_rate : rate at which all arms are compared, beside the best one of each.
+    tuning : choice of the best rate; None trains every seed at every rate and chooses by their mean.
+    data_sets : entries of the configuration for each of several data sets.
+    seeds : seeds of the runs that are compared.
+    text : source of a study that was read from a file.
     """
 
     name: str
@@ -83,6 +86,13 @@ class Study:
     questions: dict[str, tuple[Pair, ...]] = field(default_factory=dict)
     measure: str = "bits_per_byte"
     lower: bool = True
+    entries: dict[str, Changes] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+    common_rate: float | None = None
+    tuning: Tuning | None = None
+    data_sets: dict[str, Changes] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    text: str | None = None
 
 
 TEXT: Changes = {
@@ -191,272 +201,168 @@ STUDIES: dict[str, Study] = {
 }
 
 
+SHIPPED = Path(__file__).parent
+TOP = ("name", "measure", "base", "seeds", "rates", "common_rate", "tuning", "data", "arms", "questions")
+
+
+def list_studies() -> list[str]:
+    """Return the names of the studies that come with attractor."""
+    return [*STUDIES, *sorted(found.stem for found in SHIPPED.glob("*.toml"))]
+
+
 def find_study(name: str) -> Study:
-    """Return a study by its name."""
-    return find(name, STUDIES, "study", "studies")
+    """Return a study by its name, or from a TOML file."""
+    if name in STUDIES:
+        return STUDIES[name]
+    shipped = SHIPPED / f"{name}.toml"
+    path = shipped if shipped.is_file() else Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return read_study(path)
+    if path.suffix == ".toml":
+        raise InputError(f"the file {path} does not exist; give a TOML file, or one of {', '.join(list_studies())}")
+    raise unknown(name, list_studies(), "study", "studies")
 
 
-def arm_entries(study: Study, arm: str) -> Changes:
-    """Return the entries of the configuration of an arm."""
-    kind, _, positions = arm.partition("/")
-    if kind not in ARM_KINDS or positions not in ("none", "absolute", "rotary"):
-        raise unknown(arm, study.arms, "arm", f"arms of {study.name}")
-    return {**study.base, **ARM_KINDS[kind], "positions": positions}
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where runs come from: command, hardware, commit of the sources, time (UTC) and version of PyTorch."""
-
-    command: str | None = None
-    hardware: str | None = None
-    commit: str | None = None
-    time: str | None = None
-    torch: str | None = None
-
-
-@dataclass(frozen=True)
-class StudyRun:
-    """One finished run of a study, one line of ``runs.jsonl``.
-
-    Attributes
-    ----------
-    study, arm : names.
-    result : scores, curve and dynamics of the seed.
-    changes : entries changed for the whole study.
-    config : all entries of the configuration.
-    provenance : command, hardware and versions.
-    """
-
-    study: str
-    arm: str
-    result: SeedRun
-    changes: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    provenance: Provenance = Provenance()
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-        return self.result.seed
-
-    def is_lost(self, measure: str) -> bool:
-        """Whether the measure or the loss is not finite; the accuracy of a model without finite loss is a guess."""
-        scores = self.result.scores
-        ends = scores.get(measure), scores.get("loss", 0.0)
-        return any(end is None or not math.isfinite(end) for end in ends)
-
-    def row(self) -> dict[str, Any]:
-        """Return the line of the file, for JSON."""
-        own = {"study": self.study, "arm": self.arm, "changes": self.changes, "config": self.config}
-        result = dict(vars(self.result))
-        scores, dynamics = result.pop("scores"), result.pop("dynamics")
-        result["dynamics"] = None if dynamics is None else dynamics.row()
-        return {**own, **result, **scores, **vars(self.provenance)}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> StudyRun:
-        """Read a line of the file."""
-        scores = {name: row[name] for name in SCORE_NAMES if name in row}
-        names = {each.name for each in fields(SeedRun)} - {"scores", "dynamics", "curve"}
-        known = {name: value for name, value in row.items() if name in names}
-        dynamics = None if row["dynamics"] is None else Dynamics.from_row(row["dynamics"])
-        curve = tuple((step, loss) for step, loss in row.get("curve", ()))
-        result = SeedRun(scores=scores, dynamics=dynamics, curve=curve, **known)
-        provenance = Provenance(**{each.name: row.get(each.name) for each in fields(Provenance)})
-        return cls(row["study"], row["arm"], result, row.get("changes", {}), row.get("config", {}), provenance)
-
-
-SCORE_NAMES = ("loss", "perplexity", "word_perplexity", "bits_per_byte", "accuracy")
-REQUIRED = ("study", "arm", "seed", "parameters", "dynamics")
-
-
-@dataclass(frozen=True)
-class StudyResults:
-    """The finished runs of a study."""
-
-    study: Study
-    runs: list[StudyRun]
-
-    def frame(self) -> pandas.DataFrame:
-        """Return a pandas DataFrame with one line per run: arm, seed, scores, sizes and times."""
-        names = ("parameters", "steps", "tokens", "train_loss", "tokens_per_second", "seconds")
-        return to_frame(
-            {"arm": run.arm, "seed": run.seed, **run.result.scores, **{name: vars(run.result)[name] for name in names}}
-            for run in self.runs
-        )
-
-
-def read_results(path: str | Path) -> StudyResults:
-    """Read a file ``runs.jsonl`` or the folder that holds one, without a last line that was cut short."""
-    place = Path(path)
-    place = place / "runs.jsonl" if place.is_dir() else place
-    if not place.is_file():
-        raise InputError(f"{place} does not exist; give a file or a folder that attractor study has written")
+def read_study(path: Path) -> Study:
+    """Read a study from a TOML file; relative paths of data refer to its folder if they exist there."""
     try:
-        lines = place.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{place} cannot be read as text: {error}") from None
-    rows = read_json_lines(place)
-    if len(rows) < len(lines) - 1:
-        raise StoreError(f"line {len(rows) + 1} of {place} is no JSON object; attractor study writes one a line")
-    return StudyResults(_check_rows(place, rows), [StudyRun.from_row(row) for row in rows])
+        text = path.read_text(encoding="utf-8")
+        given = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} is not a TOML file: {error}") from None
+    for name in given:
+        check_name(name, TOP, f"entry of {path}", "entries of a study")
+    arms = _table(given, "arms", path)
+    if len(arms) < 2:
+        raise InputError(f"{path} has {len(arms)} arms in [arms]; a study compares at least two")
+    data_sets = _data_sets(given, path)
+    base = _entries(_table(given, "base", path), "[base]", path)
+    entries = {arm: _arm(arm, value, path) for arm, value in arms.items()}
+    task = base.get("task", "text")
+    measure = given.get("measure", "accuracy" if task == "images" else "bits_per_byte")
+    check_name(measure, LOWER, "measure")
+    rates = tuple(sorted(_numbers(given.get("rates", []), "rates", path)))
+    common = given.get("common_rate")
+    if common is not None and common not in rates:
+        raise InputError(f"{path}: common_rate {common!r} is not one of the rates {list(rates)}")
+    return Study(
+        name=str(given.get("name", path.stem)),
+        base=base,
+        arms=tuple(arms),
+        questions=_pairs(_table(given, "questions", path), tuple(arms), path),
+        measure=measure,
+        lower=LOWER[measure],
+        entries=entries,
+        rates=rates,
+        common_rate=common,
+        tuning=_tuning(_table(given, "tuning", path), rates, path),
+        data_sets=data_sets,
+        seeds=_seeds(given.get("seeds", [0, 1, 2]), "seeds", path),
+        text=text,
+    )
 
 
-def _check_rows(place: Path, rows: list[Any]) -> Study:
-    if not rows:
-        raise StoreError(f"{place} has no finished run in it")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or any(name not in row for name in REQUIRED):
-            raise StoreError(f"line {number} of {place} is no run of a study: it must have {', '.join(REQUIRED)}")
-    names = sorted({row["study"] for row in rows})
-    if len(names) > 1:
-        raise StoreError(f"{place} has runs of several studies, {', '.join(names)}; give one file for each")
-    study = find_study(names[0])
-    if any(study.measure not in row for row in rows):
-        raise StoreError(f"{place} has runs without {study.measure}, by which the study {study.name} is judged")
-    seen = [(row["arm"], row["seed"]) for row in rows]
-    if len(set(seen)) < len(seen):
-        raise StoreError(f"{place} has a run twice; one line for each arm and seed is expected")
-    return study
+def _table(given: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    found = given.get(name, {})
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: {name} must be a table [{name}], got {found!r}")
+    return found
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The runs of a study to do.
-
-    Attributes
-    ----------
-    study, arms, seeds : what is run, arms in order.
-    changes : entries of the configuration that differ from the study's.
-    execution : device, precision and compilation.
-    cache : folder for tokens of text.
-    workers : number of processes.
-    max_seconds : no arm is started later.
-    """
-
-    study: Study
-    arms: tuple[str, ...]
-    seeds: tuple[int, ...]
-    changes: dict[str, Any]
-    execution: Execution
-    cache: Path
-    workers: int = 1
-    max_seconds: float | None = None
+def _entries(given: Any, where: str, path: Path) -> Changes:
+    """Return entries of a configuration; raise for unknown ones."""
+    if not isinstance(given, dict):
+        raise InputError(f"{path}: {where} must be a table of entries of a configuration, got {given!r}")
+    for name in given:
+        check_name(name, (each.name for each in fields(Config)), f"entry of {where} in {path}", "entries")
+    for name in ("data", "tokenizer"):
+        if name in given and (path.parent / str(given[name])).exists():
+            given = {**given, name: str(path.parent / str(given[name]))}
+    return dict(given)
 
 
-@dataclass(frozen=True)
-class Job:
-    """The seeds of one arm that are not done yet."""
+def _arm(arm: str, given: Any, path: Path) -> Changes:
+    """Return the entries of an arm, given as a table or as "kind/positions"."""
+    if isinstance(given, str):
+        kind, _, positions = given.partition("/")
+        check_name(kind, ARM_KINDS, f"kind of the arm {arm!r} in {path}:", "kinds")
+        check_name(positions, CHOICES["positions"], f"positions of the arm {arm!r} in {path}:", "positions")
+        return {**ARM_KINDS[kind], "positions": positions}
+    return _entries(given, f"[arms] {arm}", path)
 
-    arm: str
-    config: Config
-    seeds: list[int]
-    execution: Execution
-    cache: Path
+
+def _data_sets(given: Mapping[str, Any], path: Path) -> dict[str, Changes]:
+    found = given.get("data", {})
+    if isinstance(found, str):
+        return {"": _entries({"data": found}, "data", path)}
+    named = {
+        name: _entries({"data": value} if isinstance(value, str) else value, f"[data] {name}", path)
+        for name, value in _table(given, "data", path).items()
+    }
+    without = [name for name, entries in named.items() if "data" not in entries]
+    if without:
+        raise InputError(f"{path}: [data] {without[0]} does not say what to read: give a path, or data = in its table")
+    return named
 
 
-def run_study(
-    plan: Plan,
-    out: str | Path,
-    provenance: Provenance,
-    progress: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> tuple[int, list[str]]:
-    """Run what is missing from ``out/runs.jsonl``.
+def _numbers(given: Any, name: str, path: Path) -> list[float]:
+    right = isinstance(given, list) and all(
+        isinstance(one, (int, float)) and not isinstance(one, bool) and 0 < one < math.inf for one in given
+    )
+    if not right or len(set(given)) < len(given):
+        raise InputError(f"{path}: {name} must be a list of different positive numbers, got {given!r}")
+    return [float(one) for one in given]
 
-    Returns the number of finished runs and the arms that failed or were not started in time. ``progress`` receives a line for
-    each finished arm, ``warn`` one for each missing arm.
-    """
-    folder = Path(out)
-    file, measure = folder / "runs.jsonl", plan.study.measure
-    configs = {arm: Config(**{**arm_entries(plan.study, arm), **plan.changes}) for arm in plan.arms}
-    for config in configs.values():
-        attention_layer(config, 0)  # raises for bad options before a folder is created
-    with remove_on_error(plan.cache, folder):
-        done = _finished(folder, plan)
-        jobs: list[Job] = []
-        for arm, config in configs.items():
-            seeds = [seed for seed in plan.seeds if (arm, seed) not in done]
-            if seeds:
-                jobs.append(Job(arm, config, seeds, plan.execution, plan.cache))
-        if jobs:
-            open_data(
-                jobs[0].config, plan.cache
-            )  # raises for unreadable data, and writes the tokens that workers share
-    left, failed = {job.arm for job in jobs}, set[str]()
-    started = time.perf_counter()
-    for job, results, error in _run_jobs(jobs, plan, started):
-        if results is None:
-            warn(f"{job.arm}: failed, {error}")
-            failed.add(job.arm)
-            continue
-        left.discard(job.arm)
-        runs = [StudyRun(plan.study.name, job.arm, one, plan.changes, job.config.row(), provenance) for one in results]
-        with file.open("a", encoding="utf-8") as target:
-            target.write("".join(dump_json(run.row()) + "\n" for run in runs))
-        ends = [one.scores[measure] for one in results]
-        finite = [end for end in ends if end is not None and math.isfinite(end)]
-        mean = f"{sum(finite) / len(finite):.4f}" if finite else "no number"
-        lost = f" ({len(ends) - len(finite)} ended in no number)" if len(finite) < len(ends) else ""
-        first = results[0]
-        progress(
-            f"{job.arm}: {len(results)} seeds{lost}, {measure} {mean}, {first.parameters} parameters, "
-            f"{(first.tokens_per_second or 0) / 1e6:.2f} M tokens/s, {first.seconds:.1f} s, "
-            f"at {time.perf_counter() - started:.0f} s"
+
+def _seeds(given: Any, name: str, path: Path) -> tuple[int, ...]:
+    right = isinstance(given, list) and all(
+        isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in given
+    )
+    if not right or not given or len(set(given)) < len(given):
+        raise InputError(f"{path}: {name} must be a list of different whole numbers of at least 0, got {given!r}")
+    return tuple(given)
+
+
+def _tuning(given: dict[str, Any], rates: tuple[float, ...], path: Path) -> Tuning | None:
+    if not given:
+        return None
+    for name in given:
+        check_name(name, ("seeds", "steps"), f"entry of [tuning] in {path}", "entries")
+    if not rates:
+        raise InputError(f"{path}: [tuning] chooses among rates, and there are none: give rates = [1e-3, 2e-3], say")
+    steps = given.get("steps")
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise InputError(f"{path}: steps of [tuning] must be a whole number of at least 1, got {steps!r}")
+    return Tuning(_seeds(given.get("seeds"), "seeds of [tuning]", path), steps)
+
+
+def _pairs(given: dict[str, Any], arms: tuple[str, ...], path: Path) -> dict[str, tuple[Pair, ...]]:
+    """Return the pairs of every question; without questions every arm is compared with the first one."""
+    if not given:
+        return {"arms": tuple((arm, arms[0]) for arm in arms[1:])}
+    found: dict[str, tuple[Pair, ...]] = {}
+    for question, pairs in given.items():
+        right = isinstance(pairs, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and pair[0] != pair[1] for pair in pairs
         )
-    for arm in plan.arms:
-        if arm in left - failed:
-            warn(f"{arm}: not started in time")
-    return len(read_json_lines(file)), [arm for arm in plan.arms if arm in left]
-
-
-def _finished(folder: Path, plan: Plan) -> set[tuple[str, int]]:
-    """Return arms and seeds that are done, and remove a last line that was cut short; raise if they are of another study."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "runs.jsonl"
-    rows = read_json_lines(file)
-    for row in rows:
-        if row["study"] != plan.study.name or row["changes"] != plan.changes:
-            raise StoreError(
-                f"{file} holds runs of the study {row['study']!r} with {row['changes']}, not of {plan.study.name!r} with "
-                f"{plan.changes}: give another folder"
+        if not right or not pairs:
+            raise InputError(
+                f"{path}: question {question!r} must be a list of pairs of two arms, such as "
+                f'[["{arms[1]}", "{arms[0]}"]], got {pairs!r}'
             )
-    if file.exists():
-        write_json_lines(file, rows)
-    return {(row["arm"], row["seed"]) for row in rows}
+        for name in (name for pair in pairs for name in pair):
+            check_name(name, arms, f"question {question!r} of {path}: arm", "arms")
+        found[question] = tuple((pair[0], pair[1]) for pair in pairs)
+    return found
 
 
-def _run_jobs(jobs: list[Job], plan: Plan, started: float) -> Iterator[tuple[Job, list[SeedRun] | None, str]]:
-    def is_late() -> bool:
-        return plan.max_seconds is not None and time.perf_counter() - started > plan.max_seconds
-
-    if plan.workers == 1:
-        for job in jobs:
-            if is_late():
-                return
-            yield job, *_run_job(job)
-        return
-    context = multiprocessing.get_context("spawn")
-    waiting = list(jobs)
-    threads = max(1, (os.cpu_count() or 1) // plan.workers)
-    with ProcessPoolExecutor(
-        plan.workers, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)
-    ) as pool:
-        running: dict[Future[tuple[list[SeedRun] | None, str]], Job] = {}
-        while waiting or running:
-            while waiting and len(running) < plan.workers and not is_late():
-                job = waiting.pop(0)
-                running[pool.submit(_run_job, job)] = job
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), *future.result()
-
-
-def _run_job(job: Job) -> tuple[list[SeedRun] | None, str]:
-    """Return the runs of one arm, or None and the reason: an arm that fails must not stop the others."""
-    try:
-        return train_seeds(job.config, job.seeds, job.execution, job.cache), ""
-    except Exception as error:
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+def arm_entries(study: Study, arm: str, data_set: str = "") -> Changes:
+    """Return the entries of the configuration of an arm."""
+    if arm in study.entries:
+        own = study.entries[arm]
+    else:
+        kind, _, positions = arm.partition("/")
+        if study.entries or kind not in ARM_KINDS or positions not in ("none", "absolute", "rotary"):
+            raise unknown(arm, study.arms, "arm", f"arms of {study.name}")
+        own = {**ARM_KINDS[kind], "positions": positions}
+    return {**study.base, **study.data_sets.get(data_set, {}), **own}
