@@ -34,25 +34,42 @@ ARMS_DRAWN = ("plain", "convergent", "intermediate", "divergent", "scattered-con
 
 
 def print_comparisons(document: dict[str, Any]) -> None:
-    """Print arms, comparisons by question, and the origin of the runs."""
-    unit = UNITS[document["measure"]]
-    compared = {row[side] for row in document["comparisons"] for side in ("arm", "reference")}
+    """Print for every data set and rate the arms and the comparisons by question, then rates and the origin of the runs."""
+    for part in document["parts"]:
+        _print_part(part, document)
+    rates = [_rate_cells(row) for row in document["rates"] if len(row["means"]) > 1]
+    if rates:
+        columns = ("arm", "data set", f"{document['measure']} at each rate", "best", "chosen by")
+        print_table("learning rates", columns, rates, fixed=columns)
+    print_rows("", _facts(document))
+
+
+def _print_part(part: dict[str, Any], document: dict[str, Any]) -> None:
+    unit = UNITS.get(document["measure"], document["measure"])
+    where = (f" on {part['data_set']}" if part["data_set"] else "") + (f", {part['rate']} rate" if part["rate"] else "")
+    compared = {row[side] for row in part["comparisons"] for side in ("arm", "reference")}
     rows = []
-    for row in document["arms"]:
-        if row["arm"] in compared or row["lost"] or not compared:
+    for row in part["arms"]:
+        if row["arm"] in compared or row["lost"] or row["arm"] not in document["planned"] or not compared:
             interval = "" if row["interval"] is None else "{:.4f} to {:.4f}".format(*row["interval"])
             mean = "none" if row["mean"] is None else f"{row['mean']:.4f}"
             lost = str(row["lost"]) if row["lost"] else ""
             rows.append((row["arm"], f"{row['parameters']:,}", str(row["count"]), lost, mean, interval))
     columns = ("arm", "parameters", "seeds", "lost", unit, "95%")
-    print_table(f"{document['study']}: arms", columns, rows, fixed=columns, right=columns[1:])
+    print_table(f"{document['study']}{where}: arms", columns, rows, fixed=columns, right=columns[1:])
     better = "negative is better" if document["lower_is_better"] else "positive is better"
     columns = "arm", "reference", "difference", "95%", "deviations", "p", "Holm", "p flips"
-    for question in dict.fromkeys(row["question"] for row in document["comparisons"]):
-        pairs = [_cells(row) for row in document["comparisons"] if row["question"] == question]
-        title = f"{question}: differences of {unit} ({better}), seed by seed"
+    for question in dict.fromkeys(row["question"] for row in part["comparisons"]):
+        pairs = [_cells(row) for row in part["comparisons"] if row["question"] == question]
+        title = f"{question}{where}: differences of {unit} ({better}), seed by seed"
         print_table(title, columns, pairs, fixed=columns, right=columns[2:])
-    print_rows("", _facts(document))
+
+
+def _rate_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of an arm's rates."""
+    means = "  ".join(f"{rate:g}: " + ("diverged" if mean is None else f"{mean:.4f}") for rate, mean in row["means"])
+    best = "none" if row["best"] is None else f"{row['best']:g}" + (" (edge of the grid)" if row["at_edge"] else "")
+    return row["arm"], row["data_set"], means, best, "runs of its own" if row["tuned"] else "the compared runs"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -68,14 +85,17 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _facts(document: dict[str, Any]) -> dict[str, str]:
-    count, missing = len(document["seeds"]), document["missing"]
+    parts = document["parts"]
+    missing = list(dict.fromkeys(name for part in parts for name in part["missing"]))
+    untested = list(dict.fromkeys(name for part in parts for name in part["untested"]))
+    count = len(document["seeds"])
     listed = ", ".join(missing) if len(missing) <= MANY else f"{len(missing)} pairs of arms; --json names them"
     places = {"runs": str(document["runs"]), "not run": listed or "nothing"}
     if document["lost"]:
         places["lost"] = f"{document['lost']} runs diverged; means and differences are of the others"
-    if document["untested"]:
+    if untested:
         why = "too few seeds are left, or the remaining ones favour a side that lost runs"
-        places["not tested"] = f"{'; '.join(document['untested'])}: {why}"
+        places["not tested"] = f"{'; '.join(untested)}: {why}"
     return places | {
         "p flips": f"exact two-sided p, over all flips of the signs of the differences; at least {2 / 2**count:.3g} with {count} seeds",
         "hardware": ", ".join(document["hardware"]),
@@ -87,9 +107,10 @@ def draw_differences(document: dict[str, Any], path: Path) -> Path:
     """Draw the improvement of every pair with its interval; right of zero the arm is better than its reference."""
     from attractor.plotting import Interval, Rows, draw_intervals
 
-    sign, unit = -1.0 if document["lower_is_better"] else 1.0, UNITS[document["measure"]]
+    sign, unit = -1.0 if document["lower_is_better"] else 1.0, UNITS.get(document["measure"], document["measure"])
     intervals, names, groups = [], [], []
-    for row in document["comparisons"]:
+    part = document["parts"][0]
+    for row in part["comparisons"]:
         ends = sorted((sign * row["low"], sign * row["high"]))
         intervals.append(Interval(sign * row["difference"], *ends))
         lost = row["lost"] + row["reference_lost"]
@@ -101,8 +122,11 @@ def draw_differences(document: dict[str, Any], path: Path) -> Path:
         f"{_lost_runs(document)}Colours: questions; the second panel leaves out larger differences. "
         f"Drawn by: {document['command']}"
     )
-    title = f"{document['study']}: what each change is worth"
-    ends = sorted(max(abs(part.low), abs(part.high)) for part in intervals) or [1.0]
+    where = (f" on {part['data_set']}" if part["data_set"] else "") + (
+        f" ({part['rate']} rate)" if part["rate"] else ""
+    )
+    title = f"{document['study']}{where}: what each change is worth"
+    ends = sorted(max(abs(each.low), abs(each.high)) for each in intervals) or [1.0]
     whole, near = 1.08 * ends[-1] or 1.0, 1.4 * ends[len(ends) // 2] or 1.0  # more than half of the pairs are near zero
     panels = [Rows("all", intervals, whole), Rows("near zero", intervals, near)]
     x = f"{unit} {'saved' if sign < 0 else 'gained'}"
@@ -117,7 +141,7 @@ def _lost_runs(document: dict[str, Any]) -> str:
 
 
 def draw_depth(results: StudyResults, command: str, path: Path) -> Path:
-    """Draw norms, distances, cosines and growth along depth, means over seeds, for arms with the first arm's positions."""
+    """Draw norms, distances, cosines and growth along depth, means over seeds: of arms with the first arm's positions, or of all."""
     from attractor.plotting import Curve, Panel, draw_panels
     from attractor.training import mean_dynamics
 
@@ -125,6 +149,8 @@ def draw_depth(results: StudyResults, command: str, path: Path) -> Path:
     positions = study.arms[0].partition("/")[2]
     there = {run.arm for run in runs if run.result.dynamics is not None}
     curves = {kind: mean_dynamics(runs, f"{kind}/{positions}") for kind in ARMS_DRAWN if f"{kind}/{positions}" in there}
+    if len(curves) < 2:
+        curves = {arm: mean_dynamics(runs, arm) for arm in results.arms if arm in there}
 
     def panel(measure: str, label: str, named: bool = False) -> Panel:
         lines = [
@@ -138,6 +164,11 @@ def draw_depth(results: StudyResults, command: str, path: Path) -> Path:
         x = "layer" if measure == "growth" else "blocks passed"
         return Panel(tuple(lines), x, label, log_y=measure == "distance")
 
+    kept = (
+        f"Trained models with {positions} positions, means"
+        if positions in ("none", "absolute", "rotary")
+        else "Trained models, means"
+    )
     panels = (
         panel("norm", "mean norm of tokens", named=True),
         panel("distance", "mean squared distance of pairs"),
@@ -145,13 +176,44 @@ def draw_depth(results: StudyResults, command: str, path: Path) -> Path:
         panel("growth", "max Re λ of the value map"),
     )
     caption = (
-        f"Trained models with {positions} positions, means over seeds; colours: the same in all panels; scattered: scattered-convergent. "
-        f"Drawn by: {command}"
+        f"{kept} over seeds; colours: the same in all panels; scattered: scattered-convergent. Drawn by: {command}"
     )
     return draw_panels(panels, f"{study.name}: tokens along the depth of trained models", caption, path)
 
 
-RUN_SCHEMA, RESULTS_SCHEMA = "attractor.study-run/2", "attractor.study-results/2"
+def draw_curves(results: StudyResults, document: dict[str, Any], path: Path) -> Path:
+    """Draw the learning curves of the compared arms with 95% bands, and the differences of the pairs along training."""
+    from attractor.plotting import Curve, Panel, draw_panels
+    from attractor.training import compare_along, mean_curve
+
+    part = document["parts"][0]
+    runs = results.at(part["rate"] or "best", part["data_set"])
+    unit = UNITS.get(document["measure"], document["measure"])
+    pairs = [(row["arm"], row["reference"]) for row in part["comparisons"]][:MANY]
+    arms = list(dict.fromkeys(arm for pair in pairs for arm in pair)) or [row["arm"] for row in part["arms"]][:MANY]
+    lines = []
+    for arm in arms:
+        points = mean_curve(runs, arm)
+        lows, highs = ([getattr(each, end) for each in points] for end in ("low", "high"))
+        band: dict[str, Any] = {} if None in lows else {"low": lows, "high": highs}
+        lines.append(Curve([each.step for each in points], [each.mean for each in points], arm, **band))
+    apart = []
+    for arm, reference in pairs:
+        found = compare_along(results.study, runs, arm, reference)
+        values = {end: [getattr(test, end) for test in found.tests] for end in ("difference", "low", "high")}
+        apart.append(
+            Curve(found.steps, values["difference"], f"{arm} − {reference}", low=values["low"], high=values["high"])
+        )
+    panels = [Panel(tuple(lines), "step", unit, "arms")]
+    panels += [Panel(tuple(apart), "step", f"difference of {unit}", "pairs")] if apart else []
+    caption = (
+        f"Means over {len(document['seeds'])} seeds; bands: 95% intervals of Student's t at each step. Second panel: equal seeds. "
+        f"The first {MANY} pairs of the study. Drawn by: {document['command']}"
+    )
+    return draw_panels(panels, f"{document['study']}: learning curves", caption, path)
+
+
+RUN_SCHEMA, RESULTS_SCHEMA = "attractor.study-run/3", "attractor.study-results/3"
 study_option, run_option = panel("Study"), panel("Execution")
 
 
@@ -316,6 +378,13 @@ class ResultsOptions:
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The runs.jsonl of a study, or its folder.")]
     question: Annotated[str | None, study_option("NAME", "One question, such as regimes.", default="all")] = None
+    data_set: Annotated[str | None, study_option("NAME", "One data set of the study.", default="all")] = None
+    rate: Annotated[
+        str | None,
+        study_option(
+            "KIND", "Compare arms at the best rate of each, or at the common rate: best, common.", default="both"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -323,6 +392,9 @@ class ResultsOutput(FigureOptions):
     """Where results go."""
 
     plot: Annotated[Path | None, result_option("FILE", "Draw the differences: .png, .pdf or .svg.")] = None
+    plot_curves: Annotated[
+        Path | None, result_option("FILE", "Draw learning curves and differences along training: .png, .pdf or .svg.")
+    ] = None
     plot_depth: Annotated[Path | None, result_option("FILE", "Draw tokens along depth: .png, .pdf or .svg.")] = None
 
 
@@ -333,7 +405,7 @@ def results(context: typer.Context, options: ResultsOptions, output: ResultsOutp
 
     Exit code 0; 1 if the file cannot be read, 2 for a bad argument.
     """
-    for path in (output.plot, output.plot_depth):
+    for path in (output.plot, output.plot_curves, output.plot_depth):
         if path is not None:
             check_figure(path, still=True)
     stored, document = compare_stored_runs(options)
@@ -342,6 +414,8 @@ def results(context: typer.Context, options: ResultsOptions, output: ResultsOutp
     figures = []
     if output.plot is not None:
         figures.append(draw_differences(document, output.plot))
+    if output.plot_curves is not None:
+        figures.append(draw_curves(stored, document, output.plot_curves))
     if output.plot_depth is not None:
         figures.append(draw_depth(stored, command, output.plot_depth))
     print_result(output, RESULTS_SCHEMA, command, document, Outputs(figures), lambda: print_comparisons(document))
@@ -349,7 +423,8 @@ def results(context: typer.Context, options: ResultsOptions, output: ResultsOutp
 
 def compare_stored_runs(options: ResultsOptions) -> tuple[StudyResults, dict[str, Any]]:
     """Return the stored results, and their comparison for JSON."""
-    from attractor.training import compare_arms, lost_runs, read_results, summarise_arms, summarise_dynamics
+    from attractor.registry import check_name
+    from attractor.training import lost_runs, read_results
 
     results = read_results(options.file)
     study, runs = results.study, results.runs
@@ -359,7 +434,14 @@ def compare_stored_runs(options: ResultsOptions) -> tuple[StudyResults, dict[str
         )
     if options.question is not None:
         study = replace(study, questions={options.question: study.questions[options.question]})
-    compared = compare_arms(study, runs)
+    if options.data_set is not None:
+        check_name(options.data_set, results.data_sets, "--data-set", "data sets with runs")
+    if options.rate is not None:
+        check_name(options.rate, ("best", "common"), "--rate", "kinds")
+    sets = results.data_sets if options.data_set is None else [options.data_set]
+    parts = [
+        _compare_part(results, study, data_set, rate) for data_set in sets for rate in _rates(results, options.rate)
+    ]
     origins = [run.provenance for run in runs]
     facts = {
         name: sorted({str(getattr(origin, name)) for origin in origins})
@@ -369,15 +451,42 @@ def compare_stored_runs(options: ResultsOptions) -> tuple[StudyResults, dict[str
         "study": study.name,
         "measure": study.measure,
         "lower_is_better": study.lower,
+        "planned": list(study.arms),
         "runs": len(runs),
-        "seeds": sorted({run.seed for run in runs}),
-        "lost": sum(map(len, lost_runs(runs, study.measure).values())),
-        "arms": [arm.row() for arm in summarise_arms(study, runs)],
-        "comparisons": [pair.row() for pair in compared.pairs],
-        "missing": compared.missing,
-        "untested": compared.untested,
-        "dynamics": [arm.row() for arm in summarise_dynamics(study, runs)],
+        "seeds": sorted({run.seed for run in runs if not run.tuning}),
+        "lost": sum(map(len, lost_runs([run for run in runs if not run.tuning], study.measure).values())),
+        "parts": parts,
+        "rates": [row.row() for data_set in sets for row in results.rates(data_set).values()],
         "made_by": sorted({origin.command or "" for origin in origins}),
         **facts,
     }
     return results, document
+
+
+def _rates(results: StudyResults, wanted: str | None) -> list[str]:
+    """Return the kinds of rates at which arms are compared; an empty name for a study with one rate."""
+    if len({run.rate for run in results.runs}) == 1:
+        return [""]
+    common = results.study.common_rate
+    if wanted == "common" and common is None:
+        raise InputError(f"the study {results.study.name} has no common_rate")
+    return [wanted] if wanted is not None else ["best"] if common is None else ["best", "common"]
+
+
+def _compare_part(results: StudyResults, study: Study, data_set: str, rate: str) -> dict[str, Any]:
+    """Return the comparison of the arms on a data set, at the best or the common rate."""
+    from attractor.training import compare_along, compare_arms, summarise_arms, summarise_dynamics
+
+    runs = results.at(rate or "best", data_set)
+    compared = compare_arms(study, runs)
+    along = [compare_along(study, runs, pair.arm, pair.reference) for pair in compared.pairs]
+    return {
+        "data_set": data_set,
+        "rate": rate,
+        "arms": [arm.row() for arm in summarise_arms(study, runs)],
+        "comparisons": [pair.row() for pair in compared.pairs],
+        "along": [row for pair in along for row in pair.rows()],
+        "missing": compared.missing,
+        "untested": compared.untested,
+        "dynamics": [arm.row() for arm in summarise_dynamics(study, runs)],
+    }
