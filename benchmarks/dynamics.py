@@ -20,6 +20,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def pack_cifar(folder: Path, out: Path) -> None:
     labels = {
         part: np.array(json.loads(next(folder.glob(f"{part}_la*.json")).read_text())) for part in ("train", "test")
     }
-    arrays = {
+    arrays: dict[str, Any] = {
         "train_pictures": np.concatenate([read(f"data_batch_{number}") for number in range(1, 6)]),
         "train_labels": labels["train"],
         "validation_pictures": read("test_batch"),

@@ -86,7 +86,7 @@ def test_time_that_is_up_and_arms_that_fail_are_said(
     assert "with a context of 100000 a run needs" in failed.err
     assert not (words / "failed").exists()
 
-    def broken(*given: Any) -> None:
+    def broken(*given: Any, **options: Any) -> None:
         raise RuntimeError("no memory\nand more")
 
     monkeypatch.setattr("attractor.training.studies.runs.train_models", broken)
@@ -247,7 +247,7 @@ def test_rates_are_chosen_by_seeds_of_their_own_and_may_all_diverge(words: Path,
     lost = command("study run wild.toml --arms plain,convergent --out wild")
     assert lost.code == 1
     assert lost.err.splitlines()[-2:] == [
-        f"{arm} on words: every rate of the grid diverged, so no rate can be chosen" for arm in ("convergent", "plain")
+        f"{arm} on words: every rate of the grid diverged, so no rate can be chosen" for arm in ("plain", "convergent")
     ]
 
 

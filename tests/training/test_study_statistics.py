@@ -210,7 +210,7 @@ def test_lost_runs_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert command(["study", "results", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["lost"] == 2
-    assert [row["lost"] for row in document["arms"]] == [0, 1, 1]
+    assert [row["lost"] for row in document["parts"][0]["arms"]] == [0, 1, 1]
 
 
 def test_a_vision_model_without_numbers_is_lost_although_it_guesses() -> None:

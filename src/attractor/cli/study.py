@@ -45,7 +45,7 @@ def print_comparisons(document: dict[str, Any]) -> None:
 
 
 def _print_part(part: dict[str, Any], document: dict[str, Any]) -> None:
-    unit = UNITS.get(document["measure"], document["measure"])
+    unit = UNITS.get(str(document["measure"]), str(document["measure"]))
     where = (f" on {part['data_set']}" if part["data_set"] else "") + (f", {part['rate']} rate" if part["rate"] else "")
     compared = {row[side] for row in part["comparisons"] for side in ("arm", "reference")}
     rows = []
@@ -107,7 +107,10 @@ def draw_differences(document: dict[str, Any], path: Path) -> Path:
     """Draw the improvement of every pair with its interval; right of zero the arm is better than its reference."""
     from attractor.plotting import Interval, Rows, draw_intervals
 
-    sign, unit = -1.0 if document["lower_is_better"] else 1.0, UNITS.get(document["measure"], document["measure"])
+    sign, unit = (
+        -1.0 if document["lower_is_better"] else 1.0,
+        UNITS.get(str(document["measure"]), str(document["measure"])),
+    )
     intervals, names, groups = [], [], []
     part = document["parts"][0]
     for row in part["comparisons"]:
@@ -188,7 +191,7 @@ def draw_curves(results: StudyResults, document: dict[str, Any], path: Path) -> 
 
     part = document["parts"][0]
     runs = results.at(part["rate"] or "best", part["data_set"])
-    unit = UNITS.get(document["measure"], document["measure"])
+    unit = UNITS.get(str(document["measure"]), str(document["measure"]))
     pairs = [(row["arm"], row["reference"]) for row in part["comparisons"]][:MANY]
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair)) or [row["arm"] for row in part["arms"]][:MANY]
     lines = []

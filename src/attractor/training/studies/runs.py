@@ -440,13 +440,16 @@ def run_study(
         progress(_line(job, made, plan.study.measure, time.perf_counter() - started))
     left, without = plan.jobs(runs)
     missing = {label for job in left for label in job.arms} | {*without}
-    for label in sorted(missing - failed.keys()):
+    labels = [label for label in (_label(*pair) for pair in pairs) if label in missing]
+    for label in labels:
+        if label in failed:
+            continue
         warn(
             f"{label}: every rate of the grid diverged, so no rate can be chosen"
             if label in without
             else f"{label}: not started in time"
         )
-    return len(runs), [label for label in (_label(*pair) for pair in pairs) if label in missing]
+    return len(runs), labels
 
 
 def _line(job: Job, runs: list[StudyRun], measure: str, seconds: float) -> str:
