@@ -15,7 +15,6 @@ from torch.nn import functional
 from attractor.errors import UnsupportedError
 from attractor.laws import ACTIVATIONS, turn_pairs
 from attractor.nn import AttentionLayer, Shift, Slice, TransformerBlock
-from attractor.nn.definite import Official
 from attractor.training.models import group_parameters, mean_cosine
 
 
@@ -152,7 +151,7 @@ class StackedModels:
         self.loops, self.inject = models[0].backbone.loops, models[0].backbone.inject
         self.penalty = models[0].penalty
         # solvers of linear systems cannot be part of a CUDA graph
-        self.solves = isinstance(getattr(first.attention, "core", None), Official)
+        self.solves = getattr(first.attention, "orientation", "token") == "official"
         self.fixed_maps: dict[str, Tensor] | None = None
         self.template = _LayerWeights(copy.deepcopy(first.attention)).eval().to(device)
         self.shape = _shape(first, compute, device.type == "cuda")
