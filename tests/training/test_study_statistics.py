@@ -101,6 +101,28 @@ def test_trained_convergent_models_keep_their_regime() -> None:
             assert found.negative == (found.layers if kind == "convergent" else 0), found.arm
 
 
+@pytest.mark.parametrize("name", ["dynamics-bytes", "dynamics-enwik8", "dynamics-vision"])
+def test_compared_runs_have_the_rate_that_other_seeds_chose(name: str) -> None:
+    """Chosen again from the lines of the file, with the curve and the origin of every run."""
+    lines = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+    results = read_results(RESULTS / f"{name}.jsonl")
+    compared = results.at()
+    assert {run.seed for run in compared} == {0, 1, 2}
+    better = min if results.study.lower else max
+    for arm in {run.arm for run in compared}:
+        tuned = {line["rate"]: line[results.study.measure] for line in lines if line["arm"] == arm and line["tuning"]}
+        assert len(tuned) == 3
+        own = [run for run in compared if run.arm == arm]
+        assert {run.rate for run in own} == {better(tuned, key=lambda rate: tuned[rate])}
+        assert sorted(run.seed for run in own) == [0, 1, 2]
+    for line in lines:
+        assert line["scores_curve"][-1][0] == line["steps"]
+        assert line["scores_curve"][-1][1] == pytest.approx(line[results.study.measure])
+        assert line["hardware"] == "NVIDIA H200"
+        assert line["command"].startswith("python benchmarks/dynamics.py")
+        assert line["seconds"] > 0
+
+
 def test_the_page_is_what_the_data_give() -> None:
     place = ROOT / "docs" / "experiments_page.py"
     spec = importlib.util.spec_from_file_location("experiments_page", place)

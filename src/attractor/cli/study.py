@@ -445,6 +445,7 @@ def compare_stored_runs(options: ResultsOptions) -> tuple[StudyResults, dict[str
     parts = [
         _compare_part(results, study, data_set, rate) for data_set in sets for rate in _rates(results, options.rate)
     ]
+    parts = [part for part in parts if part["arms"]] or parts[:1]
     origins = [run.provenance for run in runs]
     facts = {
         name: sorted({str(getattr(origin, name)) for origin in origins})
