@@ -227,24 +227,26 @@ function predictFates(system, start, masses) {
   const identity = holds("every value matrix is a multiple of I", scalar < 1e-9, `off by ${number(scalar, 2)}`);
   const attraction = holds("values attract (c > 0)", attracts, `c = ${number(total)}`);
   const flat = [holds("flat space", !curved), holds("no noise", still), holds("continuous time", flowing)];
+  const exceptional = curved ? findException(system, units, n, d) : "";
+  const generic = holds("generic start", !exceptional, exceptional);
   const found = [];
   const add = (key, title, fate, rate, hypotheses, say, extra = {}) => found.push({ key, title, fate, rate, hypotheses, say, applies: hypotheses.every((part) => part.holds), ...extra });
 
   add("consensus.T2", "Hemisphere", "consensus", total, [
-    ...base, holds("softmax or l2 weights", averaging), holds("full attention", full), identity, attraction,
-    holds("all tokens in one open hemisphere", margin > 0, `margin ${number(margin)}`),
+    ...base, holds("softmax weights", softmax), holds("full attention, no positions", full && plain), identity, attraction,
+    holds("all tokens in one open hemisphere", margin > 1e-9, `margin ${number(margin)}`),
   ], "All tokens start on one side of the sphere, so they must all meet.", { margin });
   add("consensus.T3", "Causal consensus", "consensus", total / 2, [
-    ...base, holds("softmax weights", softmax), holds("causal mask", causal), holds("equal masses", level), identity, attraction,
+    ...base, holds("softmax weights", softmax), holds("causal mask", causal), holds("equal masses", level), identity, attraction, generic,
   ], "Token 1 sees only itself and never moves; every other token ends up on it.");
   add("consensus.clustering", "Global clustering", "consensus", total, [
     ...base, holds("one softmax head, full attention, equal masses", softmax && full && single && level && plain),
     holds("dimension at least 3", d >= 3, `d = ${d}`), identity, attraction,
-    holds("interaction is β I with β ≥ 0", isotropic && beta >= 0, `β = ${number(beta)}`),
+    holds("interaction is β I with β ≥ 0", isotropic && beta >= 0, `β = ${number(beta)}`), generic, holds("tokens span more than a plane", curved && spannedDirections(units, n, d) >= Math.min(n, 3)),
   ], "Almost every start ends in a single cluster, but that may take a time exponential in β.");
   add("consensus.clustering-circle", "Clustering on the circle", "consensus", total, [
     ...base, holds("one softmax head, full attention, equal masses", softmax && full && single && level && plain),
-    holds("circle", d === 2), identity, attraction, holds("interaction is β I with β ≥ −0.16", isotropic && beta >= -0.16, `β = ${number(beta)}`),
+    holds("circle", d === 2), identity, attraction, holds("interaction is β I with β ≥ −0.16", isotropic && beta >= -0.16, `β = ${number(beta)}`), generic,
   ], "Almost every start on the circle ends in a single cluster.");
   const angle = curved ? smallestAngle(units, n, d) : NaN, least = Math.min(...masses), crowd = (1 - least) / least;
   const bound = (angle / (4 * total * crowd)) * Math.exp(Math.min(700, beta * (1 - Math.cos(angle / 2))));
@@ -292,13 +294,13 @@ function predictFates(system, start, masses) {
   if (!curved && single) {
     const { metric, interaction, metricAsymmetry, interactionAsymmetry, abscissa } = measureMatrices(system)[0];
     const standard = [...flat, holds("one softmax head, full attention, no positions", softmax && full && single && plain)];
-    const negative = metric && metric[d - 1] < 0, positive = metric && metric[0] > 0, up = system.beta * (system.beta > 0 ? interaction[0] : interaction[d - 1]) > 0;
+    const signed = metric && metric.map((value) => system.beta * value).sort((a, b) => a - b), negative = metric && signed[d - 1] < 0, positive = metric && signed[0] > 0, up = system.beta * (system.beta > 0 ? interaction[0] : interaction[d - 1]) > 0;
     add("regimes.T1", "Collapse", "collapse", NaN, [...standard,
-      holds("metric W V⁻¹ is negative (one of W, metric symmetric)", negative && Math.min(metricAsymmetry, interactionAsymmetry) < 1e-9, metric ? `largest ${number(metric[d - 1])}` : "V singular"),
+      holds("metric β W V⁻¹ is negative (one of W, metric symmetric)", negative && Math.min(metricAsymmetry, interactionAsymmetry) < 1e-9, metric ? `largest ${number(signed[d - 1])}` : "V singular"),
       holds("interaction is positive", up, `least ${number(system.beta * interaction[0])}`),
     ], "Every token tends to zero, whatever the start.");
     add("regimes.T4", "Tokens run apart", "divergence", NaN, [...standard,
-      holds("metric W V⁻¹ is symmetric and positive", positive && metricAsymmetry < 1e-9, metric ? `least ${number(metric[0])}` : "V singular"),
+      holds("metric β W V⁻¹ is symmetric and positive", positive && metricAsymmetry < 1e-9, metric ? `least ${number(signed[0])}` : "V singular"),
       holds("interaction is definite", interaction[0] * interaction[d - 1] > 0),
     ], "Distances grow without bound.");
     add(abscissa < 0 ? "regimes.T8" : "regimes.T8.converse", abscissa < 0 ? "Causal collapse" : "Causal divergence", abscissa < 0 ? "collapse" : "divergence", abscissa < 0 ? -abscissa / n : abscissa, [
@@ -318,6 +320,25 @@ function predictFates(system, start, masses) {
   }
   return found;
 }
+
+// why almost every start does not include this one: two opposite tokens, the symmetry of a polygon, or no motion; "" if it does
+function findException(system, units, n, d) {
+  if (system.start.kind === "polygon") return "a regular polygon";
+  for (let i = 0; i < Math.min(n, 1024); i++) for (let j = i + 1; j < Math.min(n, 1024); j++) {
+    let s = 0;
+    for (let a = 0; a < d; a++) s += (units[i * d + a] + units[j * d + a]) ** 2;
+    if (s < 1e-16) return "two tokens are opposite";
+  }
+  if (system.start.kind !== "points") return "";
+  const run = new Integration({ ...system, noise: 0, layers: null, merge: 0, until: 1 }, [0]);
+  return run.f.every((v) => Math.abs(v) < 1e-9) ? "no token moves" : "";
+}
+
+const spannedDirections = (points, n, d) => {
+  const moment = new Float64Array(d * d);
+  for (let i = 0; i < n; i++) for (let a = 0; a < d; a++) for (let b = 0; b < d; b++) moment[a * d + b] += (points[i * d + a] * points[i * d + b]) / n;
+  return symmetricEigen(moment, d).values.filter((value) => value > 1e-16).length;
+};
 
 function smallestAngle(points, n, d) {
   let top = -1;
