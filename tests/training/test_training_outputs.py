@@ -17,7 +17,7 @@ import torch
 from accessible import faults
 from attractor.cli.main import run as command
 from attractor.errors import AttractorError, MemoryShortageError, StoreError
-from attractor.training import Config, train
+from attractor.training import Config, load, train
 from attractor.training.models import LanguageModel, find_not_finite
 from attractor.training.run_folder import History, RunFolder, summarise
 
@@ -39,7 +39,7 @@ def test_tensorboard_has_the_curve(data: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="comes with attractor[train]")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(Config(data, trackers=("tensorboard",), **SMALL), tmp_path / "run")
+    train(Config(data, trackers=("tensorboard",), refinement="shift", **SMALL), tmp_path / "run")
     events = next((tmp_path / "run").rglob("events.out.tfevents.*"))
     folders = {path.parent for path in (tmp_path / "run").rglob("events.out.tfevents.*")}
     found: dict[str, list[tuple[int, float]]] = {}
@@ -50,7 +50,10 @@ def test_tensorboard_has_the_curve(data: str, tmp_path: Path) -> None:
     rows = RunFolder(tmp_path / "run").steps()
     assert [step for step, _ in found["loss"]] == [1, 2, 3, 4]
     assert np.allclose([value for _, value in found["loss"]], [row.loss for row in rows], rtol=1e-6)
-    assert [step for step, _ in found["bits_per_byte"]] == [2, 4]
+    assert [step for step, _ in found["bits_per_byte"]] == [0, 2, 4]
+    assert len(found["gradient"]) == 4
+    assert [step for step, _ in found["strength/1"]] == [0, 2, 4]
+    assert {"growth/0", "form_low/1", "entropy/0", "effective_rank/2", "gradient/0"} <= found.keys()
     last = rows[-1].dynamics
     assert last is not None
     assert found["dynamics/norm"][-1][1] == pytest.approx(last.norm[-1], rel=1e-6)
@@ -92,8 +95,8 @@ def test_weights_and_biases_is_given_the_curve(data: str, tmp_path: Path, monkey
     train(Config(data, trackers=("wandb",), **SMALL), tmp_path / "run")
     project, rows = json.loads(place.read_text())
     assert project == "attractor"
-    assert [step for step, _ in rows] == [1, 2, 3, 4]
-    assert "bits_per_byte" in rows[1][1]
+    assert [step for step, _ in rows] == [0, 1, 2, 3, 4]
+    assert "bits_per_byte" in rows[2][1]
     monkeypatch.delitem(sys.modules, "wandb")
 
 
@@ -105,17 +108,22 @@ def test_seeds_picture_and_page(
     arguments = ["train", "tiny", "--data", data, "--seeds", "0,1", "--out", str(tmp_path / "runs")]
     arguments += ["--set", "context=16"]
     arguments += ["--steps", "4", "--set", "evaluate=2", "--set", "attention=intermediate", "--progress"]
+    arguments += ["--set", "refinement=slice", "--set", "sign=-"]
     assert command([*arguments, "--plot", str(tmp_path / "curve.png"), "--report", str(tmp_path / "page.html")]) == 0
     shown = capsys.readouterr()
     assert "95% interval" in shown.out
     assert "tokens/s" in shown.err
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "A language model of bytes: 2 layers, 32 dimensions, intermediate attention" in page
+    assert (
+        "A language model of bytes: 2 layers, 32 dimensions, intermediate attention with the refinement slice of sign"
+        in page
+    )
+    assert "Smallest strength lambda of a layer." in page
     assert "over 2 seeds" in page
     assert faults(page) == []
     history = History.read(tmp_path / "runs" / "seed1")
-    assert (history.measure, len(history.evaluations)) == ("bits_per_byte", 2)
+    assert (history.measure, len(history.evaluations)) == ("bits_per_byte", 3)
     for wrong, message in (
         (["--plot", str(tmp_path / "x.html")], "this figure is written as .png, .pdf, .svg"),
         (["--report", str(tmp_path / "none" / "x.html")], "none does not exist"),
@@ -128,6 +136,40 @@ def test_seeds_picture_and_page(
     assert not (tmp_path / "other").exists()
     with pytest.raises(StoreError, match="no run that could be resumed"):
         History.read(tmp_path)
+
+
+def test_measurements_along_depth(data: str, tmp_path: Path) -> None:
+    """Of the start and every evaluation, against the model of the last step; without labels no spectra are computed."""
+    settings = {**SMALL, "dim": 8, "refinement": "shift", "sign": "-", "strength": 0.2, "clip": 1e-3}
+    train(Config(data, **settings), tmp_path / "run")
+    run = load(tmp_path / "run")
+    (begin, first), *_, (_, last) = run.history.evaluations
+    assert begin.step == 0
+    assert begin.scores["validation_loss"] == pytest.approx(math.log(256), abs=0.3)
+    assert first.strength == pytest.approx((-0.2, -0.2))
+    assert first.gradient is None
+    assert last.gradient is not None
+    assert run.history.steps[-1].gradient is not None
+    assert run.history.steps[-1].gradient >= math.hypot(*(one or 0.0 for one in last.gradient)) > 1e-3
+    for index, block in enumerate(run.model.backbone.blocks):
+        law: Any = block.attention.law()  # type: ignore[union-attr]
+        values, interactions = law.output @ law.value, law.query.mT @ law.key
+        form = (values.mT @ interactions).mean(0)
+        eigenvalues = torch.linalg.eigvalsh(form + form.mT) / (form + form.mT).norm()
+        ends = [(last.form_low or ())[index], (last.form_high or ())[index]]
+        assert ends == pytest.approx([float(eigenvalues[0]), float(eigenvalues[-1])], abs=1e-6)
+        growth = float(torch.linalg.eigvals(values.sum(0)).real.max())
+        assert (last.growth or ())[index] == pytest.approx(growth, abs=1e-6)
+    assert last.entropy is not None
+    assert all(one is not None and 0.5 < one <= 1 for one in last.entropy)
+    frame = run.history.depth_frame()
+    assert len(frame) == 9
+    assert {"strength_low", "effective_rank", "gradient", "entropy"} <= set(frame.columns)
+    train(Config(data, **{**settings, "labels": False}), tmp_path / "bare")
+    bare = load(tmp_path / "bare").history.evaluations[-1][1]
+    assert bare.regimes is None
+    assert bare.growth is None
+    assert bare.strength == last.strength
 
 
 def test_summary_is_a_t_interval() -> None:

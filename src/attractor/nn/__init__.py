@@ -17,7 +17,14 @@ from attractor.nn.patching import (
     refine,
     unrefine,
 )
-from attractor.nn.penalties import Penalties, RegimeLoss, param_groups, regime_loss
+from attractor.nn.penalties import (
+    Penalties,
+    RegimeLoss,
+    extreme_form,
+    param_groups,
+    regime_loss,
+    value_abscissa,
+)
 from attractor.nn.refinements import MetricSlice, Refinement, Shift, Slice, make_refinement, restore_refinement
 
 __all__ = [
@@ -40,6 +47,7 @@ __all__ = [
     "TransformerBlock",
     "Weights",
     "attach_strengths",
+    "extreme_form",
     "is_refined",
     "load_refined",
     "make_refinement",
@@ -53,4 +61,5 @@ __all__ = [
     "spectral",
     "split_placement",
     "unrefine",
+    "value_abscissa",
 ]

@@ -36,7 +36,7 @@ AT_LEAST = {
     **dict.fromkeys(("evaluations", "size", "warmup", "seed", "keep"), 0),
 }
 OPTIONAL = {"hidden": 1, "turned": 1}  # None, or at least this
-SWITCHES = ("inject", "spectral", "bias", "relaxed", "equal", "test", "compile")
+SWITCHES = ("inject", "spectral", "bias", "relaxed", "equal", "test", "labels", "compile")
 NUMBERS = ("penalty", "rate", "clip", "decay", "dropout", "drop_path", "smoothing", "final_rate")
 
 
@@ -132,7 +132,8 @@ class Config:
 
     Schedule. ``batch`` is per process and per one of ``accumulate`` passes of a step. The rate rises for ``warmup`` steps and then falls
     to ``final_rate`` of itself along a cosine. Gradients are scaled to a norm of at most ``clip`` (0: not scaled). Every ``evaluate`` steps
-    ``evaluations`` validation samples are scored, windows of text or images (0: all). ``test`` scores the test part at the end. The last
+    ``evaluations`` validation samples are scored, windows of text or images (0: all). ``test`` scores the test part at the end;
+    without ``labels`` evaluations leave out spectra and regimes, whose cost grows as the cube of ``dim``. The last
     checkpoint of every ``checkpoint`` steps is kept, and the weights of every ``keep`` steps with those of the start (0: none). Samples
     follow from ``seed`` and their position in the run: two processes, or ``accumulate = 2``, with half the batch have the curve of one.
     """
@@ -191,6 +192,7 @@ class Config:
     evaluate: int = 100
     evaluations: int = 128
     test: bool = False
+    labels: bool = True
     checkpoint: int = 100
     keep: int = 0
     trackers: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from attractor.files import dump_json
 from attractor.registry import check_name
 from attractor.training.config import Config
 from attractor.training.data import Batch, Data, Prefetcher, open_data
-from attractor.training.dynamics import OBSERVED, Dynamics, trace_regimes
+from attractor.training.dynamics import OBSERVED, Dynamics, trace_run
 from attractor.training.models import build_model, find_not_finite, parameter_groups
 from attractor.training.run_folder import RunFolder, TrainingStep, remove_on_error
 
@@ -35,12 +35,14 @@ def take_step(
     config: Config,
     folder: RunFolder,
     step: int,
-) -> float:
-    """Take one step over ``accumulate`` batches; return the mean loss over batches and processes.
+    due: bool = False,
+) -> tuple[float, float, tuple[float, ...]]:
+    """Take one step over ``accumulate`` batches; return the mean loss over batches and processes, the norm of the gradient before clipping
+    and, where an evaluation is ``due``, those of every block.
 
     A loss or gradient that is not finite is not applied, so the weights that produced it can be inspected.
     """
-    total = 0.0
+    total, length, blocks = 0.0, 0.0, ()
     for part in range(config.accumulate):
         batch = batches.get(step * config.accumulate + part)
         with accelerator.accumulate(model):
@@ -54,10 +56,24 @@ def take_step(
                 # the fp16 scaler skips such a step
                 if config.precision != "fp16" and isinstance(norm, Tensor) and not bool(norm.isfinite()):
                     raise _not_finite(accelerator, model, batch, folder, step, "gradient")
+                length = float(norm)
+                clipped = max(1.0, length / config.clip) if config.clip and math.isfinite(length) else 1.0
+                blocks = (
+                    tuple(clipped * one for one in _block_gradients(accelerator.unwrap_model(model))) if due else ()
+                )
             optimiser.step()
             optimiser.zero_grad()
         total += mean / config.accumulate
-    return total
+    return total, length, blocks
+
+
+def _block_gradients(model: Any) -> list[float]:
+    """The norm of the gradient of every block."""
+    norms = []
+    for block in model.backbone.blocks:
+        parts = [part.grad.detach().double().square().sum() for part in block.parameters() if part.grad is not None]
+        norms.append(float(torch.stack(parts).sum().sqrt()) if parts else 0.0)
+    return norms
 
 
 @contextmanager
@@ -104,7 +120,7 @@ def evaluate(
     dynamics = None
     if accelerator.is_main_process:
         given, _ = next(iter(data.evaluation("validation", SAMPLES, SAMPLES)))
-        dynamics = trace_regimes(inner, given.to(accelerator.device))
+        dynamics = trace_run(inner, given.to(accelerator.device), config.labels)
     inner.train()
     return scores, dynamics
 
@@ -134,12 +150,15 @@ def check_trackers(config: Config) -> None:
 
 
 def log(accelerator: Any, config: Config, step: TrainingStep) -> None:
-    """Send the numbers of a step to the trackers; of the dynamics, those after the last block."""
+    """Send the numbers of a step to the trackers: of the dynamics, those after the last block and those of every depth."""
     if not config.trackers:
         return
-    values = {"loss": step.loss, "rate": step.rate, **step.scores}
+    own = {"loss": step.loss, "rate": step.rate, "gradient": step.gradient} if step.step else {}
+    values = {**{name: value for name, value in own.items() if value is not None}, **step.scores}
     if step.dynamics is not None:
         values |= {f"dynamics/{name}": getattr(step.dynamics, name)[-1] for name in OBSERVED}
+        for name, row in step.dynamics.numbers().items():
+            values |= {f"{name}/{depth}": value for depth, value in enumerate(row) if value is not None}
     accelerator.log(values, step=step.step)
 
 
@@ -231,6 +250,14 @@ def train(
         folder.keep(0, accelerator.unwrap_model(model).state_dict())
     compiled = torch.compile(model) if config.compile else model
 
+    if not first:
+        devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+        with explain_memory(config, 0), torch.random.fork_rng(devices=devices):
+            scores, dynamics = evaluate(accelerator, model, data, config, False)
+        start = TrainingStep(0, scores["validation_loss"], 0.0, scores, dynamics)
+        if accelerator.is_main_process:
+            folder.save_start(start)
+        log(accelerator, config, start)
     started = time.perf_counter()
     with folder.curve.open("a", encoding="utf-8") as curve, Prefetcher(accelerator, data, config) as batches:
         for step in range(first, config.steps):
@@ -238,10 +265,16 @@ def train(
                 group["lr"] = config.learning_rate(step)
             last = step + 1 == config.steps
             with explain_memory(config, step):
-                loss = take_step(accelerator, compiled, model, optimiser, batches, config, folder, step)
                 due = last or (step + 1) % config.evaluate == 0
+                loss, norm, blocks = take_step(
+                    accelerator, compiled, model, optimiser, batches, config, folder, step, due
+                )
                 found = evaluate(accelerator, model, data, config, last) if due else ({}, None)
-            done = TrainingStep(step + 1, loss, config.learning_rate(step), *found)
+            scores, dynamics = found
+            if dynamics is not None:
+                dynamics = replace(dynamics, gradient=tuple(one if math.isfinite(one) else None for one in blocks))
+            gradient = norm if math.isfinite(norm) else None
+            done = TrainingStep(step + 1, loss, config.learning_rate(step), scores, dynamics, gradient)
             if accelerator.is_main_process:
                 curve.write(dump_json(done.row()) + "\n")
                 curve.flush()

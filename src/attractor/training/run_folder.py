@@ -52,6 +52,7 @@ class TrainingStep:
     step : number of the step, from 1.
     loss : mean training loss in nats.
     rate : learning rate.
+    gradient : norm of the gradient before clipping.
     scores : at evaluations ``validation_loss``, ``bits_per_byte``, ``accuracy`` and so on; ``test_...`` at the end.
     dynamics : tokens along depth, at evaluations.
     """
@@ -61,27 +62,31 @@ class TrainingStep:
     rate: float
     scores: dict[str, float] = field(default_factory=dict)
     dynamics: Dynamics | None = None
+    gradient: float | None = None
 
     def row(self) -> dict[str, Any]:
         """Return the line, for JSON."""
-        found = {"step": self.step, "loss": self.loss, "rate": self.rate, **self.scores}
+        found: dict[str, Any] = {"step": self.step, "loss": self.loss, "rate": self.rate, **self.scores}
+        found |= {} if self.gradient is None else {"gradient": self.gradient}
         return found if self.dynamics is None else {**found, "dynamics": self.dynamics.row()}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> TrainingStep:
         """Read a line."""
-        rest = {name: value for name, value in row.items() if name not in ("step", "loss", "rate", "dynamics")}
+        rest = {
+            name: value for name, value in row.items() if name not in ("step", "loss", "rate", "dynamics", "gradient")
+        }
         scores = {name: math.nan if value is None else float(value) for name, value in rest.items()}
         dynamics = Dynamics.from_row(row["dynamics"]) if "dynamics" in row else None
-        return cls(row["step"], row["loss"], row["rate"], scores, dynamics)
+        return cls(row["step"], row["loss"], row["rate"], scores, dynamics, row.get("gradient"))
 
 
 class RunFolder:
     """The files of a run.
 
     ``config.json``, ``changed.json`` (entries set on top of the configuration file), ``inputs.json`` (size of the vocabulary, or shape of
-    images) with the tokenizer, ``curve.jsonl`` (one line per step), ``checkpoint`` (the last complete one) and ``kept/STEP`` (weights of
-    other steps).
+    images) with the tokenizer, ``start.json`` (the evaluation before the first step), ``curve.jsonl`` (one line per step), ``checkpoint``
+    (the last complete one) and ``kept/STEP`` (weights of other steps).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -270,6 +275,19 @@ class RunFolder:
         """Return the curve so far, without a last line that was cut short."""
         return [TrainingStep.from_row(row) for row in read_json_lines(self.curve)]
 
+    def save_start(self, start: TrainingStep) -> None:
+        """Write the evaluation before the first step."""
+        write_json(self.path / "start.json", start.row())
+
+    def start(self) -> TrainingStep | None:
+        """Return the evaluation before the first step; None for runs of earlier versions."""
+        try:
+            return TrainingStep.from_row(read_json(self.path / "start.json"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise StoreError(f"{self.path / 'start.json'} is damaged") from None
+
     def truncate(self, step: int) -> None:
         """Remove the lines after a step, that of the checkpoint, from the curve."""
         write_json_lines(self.curve, (row for row in read_json_lines(self.curve) if row["step"] <= step))
@@ -298,6 +316,7 @@ class History:
     name: str
     config: Config
     steps: list[TrainingStep]
+    start: TrainingStep | None = None
 
     @classmethod
     def read(cls, folder: str | Path) -> History:
@@ -308,12 +327,13 @@ class History:
         steps = found.steps()
         if not steps:
             raise StoreError(f"the run in {found.path} has no curve yet")
-        return cls(f"seed {config.seed}", config, steps)
+        return cls(f"seed {config.seed}", config, steps, found.start())
 
     @property
     def evaluations(self) -> list[tuple[TrainingStep, Dynamics]]:
-        """Steps with scores, and their dynamics."""
-        return [(step, step.dynamics) for step in self.steps if step.dynamics is not None]
+        """The start and the steps with scores, and their dynamics."""
+        steps = [*([] if self.start is None else [self.start]), *self.steps]
+        return [(step, step.dynamics) for step in steps if step.dynamics is not None]
 
     @property
     def measure(self) -> str:
@@ -327,8 +347,21 @@ class History:
         return np.array([steps[piece[-1]] for piece in pieces]), np.array([losses[piece].mean() for piece in pieces])
 
     def frame(self) -> pandas.DataFrame:
-        """Return the curve as a pandas DataFrame: step, loss, rate and scores."""
-        return to_frame({"step": one.step, "loss": one.loss, "rate": one.rate, **one.scores} for one in self.steps)
+        """Return the curve as a pandas DataFrame: step, loss, rate, gradient norm and scores."""
+        return to_frame(
+            {"step": one.step, "loss": one.loss, "rate": one.rate, "gradient": one.gradient, **one.scores}
+            for one in self.steps
+        )
+
+    def depth_frame(self) -> pandas.DataFrame:
+        """Return the measurements along depth as a pandas DataFrame: step, depth and one column for each."""
+        rows: list[dict[str, Any]] = []
+        for step, dynamics in self.evaluations:
+            numbers = dynamics.numbers()
+            for depth in range(max(map(len, numbers.values()))):
+                own = {name: values[depth] for name, values in numbers.items() if depth < len(values)}
+                rows.append({"step": step.step, "depth": depth, **own})
+        return to_frame(rows)
 
 
 @dataclass(frozen=True)
@@ -386,7 +419,9 @@ def describe_run(run: History) -> str:
     """Return one line on the model of a run."""
     config = run.config
     kind = "A vision Transformer" if config.task == "images" else f"A language model of {config.tokens}"
-    return f"{kind}: {config.layers} layers, {config.dim} dimensions, {config.attention} attention"
+    sign = f" of sign {config.sign!r}" if config.sign else ""
+    refined = f" with the refinement {config.refinement}{sign}" if config.refinement != "none" else ""
+    return f"{kind}: {config.layers} layers, {config.dim} dimensions, {config.attention} attention{refined}"
 
 
 def _caption(runs: Sequence[History]) -> str:

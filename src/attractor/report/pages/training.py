@@ -27,6 +27,7 @@ def training_report(runs: Sequence[History], command: str) -> Report:
     report = Report(describe_run(first), command, kicker="attractor train", lead=f"{lead}.", facts=facts)
     _add_curves(report, runs, measure)
     _add_depth(report, first)
+    _add_weights(report, first)
     _add_regimes(report, first)
     _add_scores(report, runs)
     entries = [{"entry": name, "value": escape_text(value)} for name, value in first.config.row().items()]
@@ -70,9 +71,11 @@ def _add_depth(report: Report, run: History) -> None:
         name: Measure([getattr(dynamics, key) for _, dynamics in found], scale, words)
         for name, key, scale, words in (
             ("norm", "norm", "sequential", "Mean norm of tokens."),
+            ("effective rank", "effective_rank", "sequential", "Mean effective rank of the tokens of a sample."),
             ("squared distance", "distance", "sequential", "Mean squared distance between two tokens of a sample."),
             ("cosine", "cosine", "diverging", "Mean cosine between two tokens of a sample; 1 is consensus."),
         )
+        if all(getattr(dynamics, key) is not None for _, dynamics in found)
     }
     report.section("Tokens along depth").heatmap(
         measures,
@@ -84,11 +87,43 @@ def _add_depth(report: Report, run: History) -> None:
     )
 
 
+WEIGHTS = (
+    ("strength of the refinement", "strength", "diverging", "Mean strength lambda of the heads of a layer."),
+    ("smallest strength", "strength_low", "diverging", "Smallest strength lambda of a layer."),
+    ("largest strength", "strength_high", "diverging", "Largest strength lambda of a layer."),
+    ("largest real part of V", "growth", "diverging", "Largest real part of the eigenvalues of the value map."),
+    ("smallest eigenvalue of sym(V'W)", "form_low", "diverging", "Relative to its norm; positive: positive definite."),
+    ("largest eigenvalue of sym(V'W)", "form_high", "diverging", "Relative to its norm; negative: negative definite."),
+    ("entropy of attention", "entropy", "sequential", "Mean over heads, relative to the largest possible one."),
+    ("norm of the gradient", "gradient", "sequential", "Norm of the gradient of a block, before clipping."),
+)
+
+
+def _add_weights(report: Report, run: History) -> None:
+    """Add heat maps of strengths, spectra, entropies and gradients: rows are evaluations, columns are layers."""
+    section = report.section("Attention along training")
+    for name, key, scale, words in WEIGHTS:
+        rows = [(step.step, values) for step, one in run.evaluations if (values := getattr(one, key)) is not None]
+        if not rows:
+            continue
+        section.heatmap(
+            {name: Measure([values for _, values in rows], scale, words)},
+            rows=[step for step, _ in rows],
+            columns=list(range(len(rows[0][1]))),
+            axes=("step", "layer"),
+            caption=f"{name[0].upper()}{name[1:]}, layer by layer along training ({run.name}; step 0 is the start).",
+            alt=f"{name} at {len(rows)} evaluations and {len(rows[0][1])} layers.",
+        )
+
+
 def _add_regimes(report: Report, run: History) -> None:
     """Add the labels of heads and layers at the first and the last evaluation."""
     section = report.section("Regimes")
     (_, first), (_, last) = run.evaluations[0], run.evaluations[-1]
     heads = last.head_regimes
+    if not run.config.labels:
+        section.text("The run has no labels (labels = false).")
+        return
     if not heads or not all(heads):
         section.text("The weights are not finite, so their heads have no regime.", tone="bad")
         return
