@@ -121,11 +121,14 @@ class RunFolder:
 
     def _stored(self) -> dict[str, Any]:
         try:
-            return dict(read_json(self.path / "config.json"))
-        except (OSError, ValueError, TypeError):
+            found = read_json(self.path / "config.json")
+        except (OSError, ValueError):
             raise StoreError(
                 f"{self.path} holds no run that could be resumed: it has no readable config.json"
             ) from None
+        if not isinstance(found, dict):
+            raise StoreError(f"{self.path} holds no run that could be resumed: its config.json is damaged")
+        return found
 
     def config(self) -> Config:
         """Return the configuration of the run."""
