@@ -27,6 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "official": {"attention": "divergent", "orientation": "official", "positions": "none", "tokens": "words"},
     "refined": {"refinement": "shift", "strength": 0.5, "tokens": "bpe", "vocabulary": 262, "placement": "peri"},
     "metric": {"attention": "intermediate", "metric": "diagonal", "refinement": "metric", "strength": 0.3},
+    "looped": {"layers": 1, "loops": 2, "inject": True, "refinement": "shift", "strength": 0.5},
+    "ngpt": {"placement": "ngpt:0.3", "positions": "none"},
     "images": {"task": "images", "data": "digits", "refinement": "slice", "positions": "absolute", "patch": 2},
 }
 
@@ -193,6 +195,7 @@ EXPORTED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "shift": ({"refinement": "shift", "strength": 0.5, "temperature": 0.5}, "nemotron", "folded"),
     "no positions": ({"refinement": "slice", "strength": 0.5, "positions": "none", "bias": True}, "nemotron", "folded"),
+    "looped": ({"layers": 1, "loops": 2, "refinement": "shift", "strength": 0.5}, "nemotron", "folded"),
     "module": ({"refinement": "shift", "strength": 0.5, "positions": "absolute", "temperature": 0.7}, "gpt2", "module"),
     "metric": (
         {
