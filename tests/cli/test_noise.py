@@ -37,7 +37,7 @@ def test_the_command_has_the_path_of_the_function(tmp_path: Path, capsys: pytest
 def test_a_page_of_a_run_with_noise_names_no_theorem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "run.html"
     assert run([*RUN, "--noise", "0.1", "--report", str(page)]) == 0
-    assert "because they are about tokens without noise" in page.read_text()
+    assert "tatements about motion without noise are left out" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def draw_densities(
     weights = np.full(points.shape[1], 1.0 / points.shape[1]) if masses is None else masses / masses.sum()
     most = 3 if len(points) in (1, 2, 3, 5, 6, 9) else 4
     with style.use_style():
-        grid = Grid.of(len(points), 1.15, left=0.45, gap=0.3 if dim == 1 else 0.45, most=most)
+        grid = Grid.of(len(points), 1.15, left=0.55 if dim == 1 else 0.45, gap=0.35 if dim == 1 else 0.45, most=most)
         tall = min(1.35, 1.1 * grid.wide) if dim == 1 else grid.wide
         page = StaticFigure(title, caption, grid.rows * (tall + 0.55) + 0.1)
         for number, (time, state) in enumerate(zip(times, points, strict=True)):
@@ -289,6 +289,8 @@ def draw_densities(
             known = None if reference is None else (lambda x, k=number: reference(k, x))
             panel = line_density if dim == 1 else plane_density
             panel(axes, state, weights, known)
+            if left > grid.left + 1e-9:  # the labels of the first column are those of all
+                axes.set_ylabel("")
         return write_chart(page.figure, path)
 
 

@@ -437,7 +437,7 @@ def drop_constant(scene: Scene) -> tuple[Scene, list[str]]:
         whole = np.append(scene.bands[label], values) if label in scene.bands else values
         if np.isfinite(whole).all() and np.ptp(whole) <= 1e-9 * np.abs(whole).max(initial=0.0):
             del kept[label]
-            notes.append(f"{label[:1].upper()}{label[1:]} stays {format_quantity(float(values[0]))}.")
+            notes.append(f"{label[:1].upper()}{label[1:]}: {format_quantity(float(values[0]))} at all times.")
     bands = {label: ends for label, ends in scene.bands.items() if label in kept}
     return (replace(scene, curves=kept, bands=bands), notes) if notes else (scene, [])
 

@@ -75,8 +75,6 @@ def add_members(section: Section, run: Trajectory) -> Section:
 def add_theory(section: Section, run: Trajectory, member: int = 0) -> Section:
     """Add the theorems that apply to the start, and whether the run agrees with them."""
     single = run.member(member)
-    if run.noise is not None:
-        return section.text("Theorems were not evaluated, because they are about tokens without noise.")
     if run.law is None or single.n > MOST:
         reason = "the law is a Python function" if run.law is None else f"there are more than {MOST} tokens"
         return section.text(f"Theorems were not evaluated, because {reason}; see `attractor predict`.")
@@ -84,7 +82,7 @@ def add_theory(section: Section, run: Trajectory, member: int = 0) -> Section:
 
     try:
         end = None if run.definition is None else run.definition.options.get("until")
-        found = predict(single.law, single.tokens, run.space, until=end)  # type: ignore[arg-type]
+        found = predict(single.law, single.tokens, run.space, until=end, noise=run.noise)  # type: ignore[arg-type]
     except AttractorError as error:
         return section.text(f"Theorems could not be evaluated: {error}", tone="warn")
     count = f"{len(found.applicable)} of {len(found.findings)} theorems apply to this start."

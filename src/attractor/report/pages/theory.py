@@ -48,9 +48,9 @@ def add_fates(section: Section, found: Prediction, run: Trajectory | None = None
         rows.append(row)
     if found.note:
         section.text(f"{found.note[0].upper()}{found.note[1:]}.", tone="warn")
-    elif rows:
+    if rows:
         section.table(rows, caption="Fates that theorems predict from law, tokens and space.")
-    else:
+    elif not found.note:
         section.text("No theorem predicts a fate for this system.", tone="warn")
     for item in found.exceptional:
         section.text(
