@@ -18,6 +18,7 @@ from attractor.nn.patching import (
     unrefine,
 )
 from attractor.nn.penalties import (
+    UNDECAYED,
     Penalties,
     RegimeLoss,
     extreme_form,
@@ -34,6 +35,7 @@ __all__ = [
     "MODEL_TYPE",
     "RECORD",
     "REFINEMENT",
+    "UNDECAYED",
     "AttentionLayer",
     "DefiniteAttention",
     "MetricSlice",

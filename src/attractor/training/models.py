@@ -15,7 +15,15 @@ from torch.nn import functional
 
 from attractor.errors import InputError
 from attractor.laws import Rotary
-from attractor.nn import AttentionLayer, DefiniteAttention, PlainAttention, TransformerBlock, make_refinement, spectral
+from attractor.nn import (
+    UNDECAYED,
+    AttentionLayer,
+    DefiniteAttention,
+    PlainAttention,
+    TransformerBlock,
+    make_refinement,
+    spectral,
+)
 from attractor.training.config import Config
 
 
@@ -153,9 +161,6 @@ def sinusoids(longest: int, dim: int) -> Tensor:
     frequencies = torch.exp(-math.log(1e4) * torch.arange(pairs, dtype=torch.float64) / pairs)
     angles = torch.arange(longest, dtype=torch.float64)[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=1)[:, :dim].float()
-
-
-UNDECAYED = ("pivots", "lower", "skew", "theta")  # signs and strengths without weight decay
 
 
 def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
