@@ -1,6 +1,6 @@
 """A limit of L2 attention of rank 3 in dimension 4, with K'Q invertible: the rank is not bounded by half the dimension.
 
-The search of attractor.papers.gaussian_cases found seed 1145 first; this script checks its limit:
+The search of attractor.papers.gaussian_ranks found seed 1145 first; this script checks its limit:
 the covariance is stationary while tokens rotate on its image, and the fourth eigenvalue decays. Run: python examples/rank_above_half.py.
 It draws rank_above_half.png.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 import attractor as at
 from attractor import meanfield
-from attractor.papers.gaussian_cases import counterexample
+from attractor.papers.gaussian_ranks import counterexample
 from attractor.plotting import Curve, Panel, draw_panels
 
 found = counterexample(first=1145, seeds=1)

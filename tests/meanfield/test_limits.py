@@ -77,10 +77,11 @@ def test_the_six_cases(name: str, kernel: str, kinds: set[str], lines: int | Non
     assert set(found.summary()["kinds"]) <= kinds
     assert lines is None or len(found.angles()) == lines
     if name == "line":
-        q = find_case(name).query[0]
+        q = find_case(name).matrices[0][0]
         assert are_same_lines(found.angles(), [[-q[1], q[0]]])
     if name == "two-lines":  # the isotropic directions of A
-        S = (lambda A: A + A.T)(find_case(name).key.T @ find_case(name).query)
+        query, key, _ = find_case(name).matrices
+        S = (lambda A: A + A.T)(key.T @ query)
         a, b, c = S[0, 0], S[0, 1], S[1, 1]
         slopes = [(-b + sign * math.sqrt(b * b - a * c)) / c for sign in (1, -1)]
         assert are_same_lines(found.angles(), [[1.0, slope] for slope in slopes])

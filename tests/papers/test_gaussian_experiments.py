@@ -1,28 +1,114 @@
-"""Published experiments on Gaussians: what the emulated procedure gets wrong, and a limit of rank above half the dimension."""
+"""Published experiments on Gaussians: the draws, what the published procedure gets wrong, and a limit of rank above half the dimension."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import attractor as at
 from attractor.errors import InputError
-from attractor.papers.gaussian_cases import candidate, counterexample, growth_rates, published_procedure
-from attractor.papers.gaussian_ranks import FIGURE, draw_systems
+from attractor.laws import closure_field
+from attractor.papers import find_figure
+from attractor.papers.gaussian_cases import CASES, CODE, build_law, draw_starts, published_procedure, slope_of
+from attractor.papers.gaussian_ranks import (
+    BLOCKS,
+    SEEDS,
+    candidate,
+    count_ranks,
+    counterexample,
+    draw_published,
+    draw_systems,
+    growth_rates,
+    run_published,
+)
+
+
+def test_the_draws_are_the_published_ones() -> None:
+    """V of collapse, q of line and its direction are printed in the paper."""
+    _, _, value = CASES["collapse"].matrices
+    np.testing.assert_allclose(value, [[2.67, -0.69], [-0.69, 2.69]], atol=5e-3)
+    query, key, _ = CASES["line"].matrices
+    np.testing.assert_allclose(np.abs(query[0]), [0.41, 0.91], atol=5e-3)
+    assert np.array_equal(key, -query)
+    assert np.degrees(np.arctan2(query[0, 0], -query[0, 1])) % 180 == pytest.approx(156.03, abs=5e-3)
+    assert {case.name: len(draw_starts(case.grid, case.reach)) for case in CASES.values()} == {
+        "collapse": 100,
+        "line": 100,
+        "plane": 100,
+        "two-lines": 276,
+        "divergence": 1184,
+        "both": 648,
+    }
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "l2", "multi-head", "sinkhorn"])
+def test_slopes_are_those_of_the_closure(kernel: str) -> None:
+    """B of the published formulas is that of the package's own Gaussian closure."""
+    draw = np.random.default_rng(3)
+    matrices = draw.standard_normal((3, 2, 2))
+    chosen = matrices[0], matrices[1], matrices[2]
+    root = draw.standard_normal((2, 2))
+    ours, _ = closure_field(build_law(kernel, chosen, True).member(torch.tensor([0])))(np.zeros(2), root)
+    scale = 1.0 if kernel == "sinkhorn" else 2**-0.5
+    theirs = slope_of(kernel, chosen, scale)((root @ root.T)[None], np.zeros(1, dtype=int))[0]
+    np.testing.assert_allclose(theirs, ours, atol=1e-12)
 
 
 def test_an_absolute_cut_misjudges_the_rank() -> None:
     """The limit is diag(0, 0.05): of rank one, and below 0.1."""
-    law = at.Attention([[1.0, 0.0]], [[-1.0, 0.0]], np.eye(2))
-    found = published_procedure(law, np.diag([1.0, 0.05]), steps=2000)
-    assert (found.rank, found.diverged) == (0, False)
-    slow = published_procedure(at.Attention([[0.1, 0.0]], [[-0.1, 0.0]], np.eye(2)), np.eye(2), steps=2000)
-    assert slow.rank == 2  # falls like 1/t and is still above the cut
-    assert published_procedure(at.Attention(np.eye(2), np.eye(2), np.eye(2)), np.eye(2)).diverged
+    row = np.array([[1.0, 0.0]])
+    slope = slope_of("softmax", (row, -row, np.eye(2)), 1.0)
+    found = published_procedure(slope, np.diag([1.0, 0.05])[None], 0.01, 1e-12, steps=2000)
+    assert found.ends == ("spent",)
+    assert (np.linalg.eigvalsh(found.final[0]) > 0.1).sum() == 0
+    assert at.meanfield.find_limit(at.Attention(row, -row, np.eye(2)), np.diag([1.0, 0.05])).rank == 1
+    slow = slope_of("softmax", (0.1 * row, -0.1 * row, np.eye(2)), 1.0)
+    found = published_procedure(slow, np.eye(2)[None], 0.01, 1e-12, steps=2000)
+    assert (np.linalg.eigvalsh(found.final[0]) > 0.1).sum() == 2  # falls like 1/t and is still above the cut
+    eye = np.eye(2)
+    assert published_procedure(slope_of("softmax", (eye, eye, eye), 1.0), eye[None], 0.01, 1e-4).ends == ("cap",)
+
+
+def test_a_cycle_spends_all_steps_and_has_its_phase() -> None:
+    """S -> S (1 - 2 h S)^2 with a large step comes back after two steps; the last one is that of the loop without the shortcut."""
+    slope = slope_of("softmax", (np.eye(2), -np.eye(2), np.eye(2)), 1.0)
+    start = np.diag([1.0, 0.5])[None]
+    S = start[0]
+    for _ in range(4000):
+        half = slope(S[None], np.zeros(1, dtype=int))[0] @ S
+        values, vectors = np.linalg.eigh(S + 0.1 * (half + half.T))
+        S = (vectors * np.where(values < 0, 1e-14, values)) @ vectors.T
+    found = published_procedure(slope, start, 0.1, 1e-300, steps=4001)
+    np.testing.assert_allclose(found.final[0], S, rtol=1e-9)
+
+
+def test_the_first_published_ranks() -> None:
+    """The first twenty draws of d = 3, V = I, as the authors' own run counts them."""
+    block = BLOCKS["softmax"][0]
+    query, value = (part[:20] for part in draw_published("softmax", "identity", (3, 4, 5), 100, SEEDS["softmax"])[3])
+    row = run_published("softmax", query, value, block.steps[0], block.low, block.iterations, SEEDS["softmax"][2])
+    assert row.repeated == 0
+    assert block.authors is not None
+    assert sum(block.authors[0].values()) == 100
+    ranks = [(np.linalg.eigvalsh(last) > 0.1).sum() for last in row.final]
+    assert set(ranks) <= {0, 1, 2}
+    assert 0 < ranks.count(2) < 20  # every limit has rank 2
+
+
+def test_the_overwritten_result_is_named() -> None:
+    entry = find_figure("gaussian-two-lines")
+    data = entry.reproduce(entry.small)
+    verdict = entry.verdict(data)
+    assert verdict.outcome == "reproduced with a correction"
+    assert "trad_mixed_3d.pdf shows L2" in verdict.reason
+    assert CODE in entry.reference
+    wrong = {**data, "panels": [{**row, "accurate": {**row["accurate"], "lines": []}} for row in data["panels"]]}
+    assert entry.verdict(wrong).outcome == "differs"
 
 
 def test_ranks_are_those_of_the_kernel_of_S() -> None:
-    found = FIGURE.reproduce({"dims": (3,), "draws": 2, "emulate": False})
+    found = count_ranks("softmax", "identity", [3], 2, 0, False)
     assert found["accurate"] == {"3": {"2": 2}}
     assert found["dim_ker_S"] == {"3": 2}
     assert np.array_equal(draw_systems(4, 2, "definite", 5)[1][0], draw_systems(4, 2, "definite", 5)[1][0])

@@ -36,7 +36,7 @@ QUESTIONS = {"placement", "mixed", "layers", "divergence"}
 
 
 def test_entries_are_described() -> None:
-    assert {entry.key for entry in list_figures()} >= QUESTIONS | {"positions", "practice", "gaussian-cases"}
+    assert {entry.key for entry in list_figures()} >= QUESTIONS | {"positions", "practice", "gaussian-line"}
     for entry in list_figures():
         assert entry.question.endswith("?")
         assert entry.source in read_bibliography()
@@ -185,13 +185,13 @@ def test_settings_are_converted_and_checked() -> None:
     entry = find_figure("divergence")
     assert entry.settings({"strengths": "0, 2.5", "systems": "3"})["strengths"] == [0.0, 2.5]
     assert entry.settings({"strengths": "0;4"}) == entry.settings({"strengths": (0.0, 4.0)})
-    assert find_figure("gaussian-cases").settings({"emulate": "no"})["emulate"] is False
+    assert find_figure("gaussian-line").settings({"emulate": "no"})["emulate"] is False
     with pytest.raises(InputError, match="systems must be at least 1, got 0"):
         entry.settings({"systems": 0})
     with pytest.raises(InputError, match="systems must be a whole number"):
         entry.settings({"systems": "many"})
     with pytest.raises(InputError, match="emulate must be true or false"):
-        find_figure("gaussian-cases").settings({"emulate": "maybe"})
+        find_figure("gaussian-line").settings({"emulate": "maybe"})
 
 
 def test_the_command_computes_stores_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +245,7 @@ def test_the_list_has_only_verdicts_that_were_computed(tmp_path: Path, capsys: p
         (["mixed", "--all", "--out", "all"], "leave out --all"),
         (["positions", "--set", "until=1"], "until must be at least 10"),
         (["positions", "--set", "encodings=none;absolute"], "encoding 'absolute' is not known"),
-        (["gaussian-cases", "--seed", "1"], "--seed"),
+        (["gaussian-line", "--seed", "1"], "--seed"),
         (["--plot", "a.png"], "give its KEY"),
     ],
 )

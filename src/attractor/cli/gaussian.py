@@ -30,7 +30,6 @@ from attractor.errors import InputError
 from attractor.html_repr import format_number
 
 if TYPE_CHECKING:
-    from attractor.papers import Data
     from attractor.report import Section
 
 SCHEMA = "attractor.gaussian/2"
@@ -134,7 +133,7 @@ def choose_mode(context: typer.Context, start: StartOptions, many: ManyOptions) 
         "--phase": (many.phase, study_phase),
         "--blow-up-map": (many.blow_up_map, map_blow_up),
         "--case": (many.case, study_case),
-        "--ranks": (many.ranks, count_ranks),
+        "--ranks": (many.ranks, study_ranks),
     }
     chosen = [name for name, (value, _) in modes.items() if value]
     if len(chosen) > 1:
@@ -335,47 +334,65 @@ def map_blow_up(start: StartOptions, law: LawOptions, many: ManyOptions, results
 
 def study_case(start: StartOptions, law: LawOptions, many: ManyOptions, results: GaussianResults) -> Finding:
     """Reproduce a published case."""
-    from attractor.papers import describe_phase
+    from attractor.papers import describe_phase, find_case, find_figure
     from attractor.report import add_phase
 
-    settings = {name: getattr(many, name) for name in ("case", "grid", "official_scaling", "emulate")}
-    data, tables = _reproduce("gaussian-cases", settings, results)
-
-    def add_to(section: Section) -> None:
-        for kernel, found in data["kernels"].items():
-            sentence = f"{kernel}: {describe_phase(found['accurate'])} Claimed: {data['claim']}."
-            paths = [np.array(path) for path in data["paths"][kernel]]
-            add_phase(section, paths, data["kinds"][kernel], sentence)
-
-    shown = {name: data[name] for name in ("name", "claim", "draw", "official_scaling", "kernels")}
-    return Finding({"case": shown}, tables, add_to)
-
-
-def count_ranks(start: StartOptions, law: LawOptions, many: ManyOptions, results: GaussianResults) -> Finding:
-    """Reproduce the histograms of ranks of limits of random laws."""
-    from attractor.papers import describe_ranks, rank_histograms
-    from attractor.report import add_ranks
-
-    dims = [int(dim) for dim in parse_numbers(many.dims, "--dims")]
-    settings = {"kernel": law.kernel, "value": many.value_kind, "dims": dims}
-    settings |= {name: getattr(many, name) for name in ("draws", "seed", "emulate")}
-    data, tables = _reproduce("gaussian-ranks", settings, results)
-    title, caption = describe_ranks(data)
-    shown = {name: value for name, value in data.items() if name not in ("key", "settings")}
-    return Finding(
-        {"ranks": shown}, tables, lambda part: add_ranks(part, rank_histograms(data), f"{title.lower()}; {caption}")
-    )
-
-
-def _reproduce(
-    key: str, settings: dict[str, Any], results: GaussianResults
-) -> tuple[Data, list[tuple[str, dict[str, str]]]]:
-    """Compute and draw an entry of ``attractor reproduce``; return its data and tables."""
-    from attractor.papers import find_figure
-
-    figure = find_figure(key)
-    with results.show_progress(key) as update:
+    assert many.case is not None
+    figure = find_figure(f"gaussian-{find_case(many.case).name}")
+    settings = {name: getattr(many, name) for name in ("grid", "official_scaling", "emulate")}
+    with results.show_progress(figure.key) as update:
         data = figure.reproduce(settings, update)
     if results.plot is not None:
         figure.draw(data, results.plot)
-    return data, [(table.title, dict(table.rows)) for table in figure.summarise(data)]  # type: ignore[misc]
+
+    def add_to(section: Section) -> None:
+        for row in data["panels"]:
+            sentence = f"{row['kernel']}: {describe_phase(row['accurate'])} Claimed: {data['claim']}."
+            paths = [np.array(path) for path in row["paths"]]
+            add_phase(section, paths, row["kinds"], sentence)
+
+    kernels = {}
+    for row in data["panels"]:
+        theirs = (
+            None if row["published"] is None else {"ends": row["published"]["ends"], "trace": row["published"]["trace"]}
+        )
+        kernels[row["kernel"]] = {"accurate": row["accurate"], "emulated_published_procedure": theirs}
+    shown = {"name": data["name"], "claim": data["claim"], "seeds": data["seeds"], "kernels": kernels}
+    verdict = figure.verdict(data)
+    shown |= {
+        "official_scaling": many.official_scaling,
+        "verdict": {"outcome": verdict.outcome, "reason": verdict.reason},
+    }
+    tables = [(table.title, {row[0]: row[1] for row in table.rows}) for table in figure.summarise(data)]
+    tables += [("beside the published procedure", {row.quantity: row.published for row in figure.beside(data)})]
+    tables += [("verdict", {"outcome": verdict.outcome, "reason": verdict.reason})]
+    return Finding({"case": shown}, [(title, rows) for title, rows in tables if rows], add_to)
+
+
+def study_ranks(start: StartOptions, law: LawOptions, many: ManyOptions, results: GaussianResults) -> Finding:
+    """Count the ranks of limits of random laws."""
+    from attractor.files import to_json
+    from attractor.papers import count_ranks, format_counts, rank_histograms
+    from attractor.plotting import draw_counts
+    from attractor.report import add_ranks
+
+    dims = [int(dim) for dim in parse_numbers(many.dims, "--dims")]
+    with results.show_progress("ranks") as update:
+        data = count_ranks(law.kernel, many.value_kind, dims, many.draws, many.seed, many.emulate, update)
+    title = f"Ranks of limits under {data['kernel']} attention, V {data['value']}"
+    caption = f"{data['draws']} draws in each dimension, seed {data['seed']}."
+    if results.plot is not None:
+        draw_counts(rank_histograms(data), results.plot, title=title, caption=caption)
+    tables = []
+    for dim, counts in data["accurate"].items():
+        rows = {"accurate": format_counts(counts)}
+        if many.emulate:
+            emulated = format_counts(data["emulated_published_procedure"][dim])
+            rows["emulated"] = f"{emulated} (published procedure; dropped: rank above {(int(dim) + 1) // 2})"
+        rows["dim ker S"] = str(data["dim_ker_S"][dim])
+        tables.append((f"{data['kernel']}, V {data['value']}, d = {dim}, {data['draws']} draws", rows))
+    return Finding(
+        to_json({"ranks": data}),
+        tables,
+        lambda part: add_ranks(part, rank_histograms(data), f"{title.lower()}; {caption}"),
+    )

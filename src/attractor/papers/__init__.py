@@ -22,8 +22,8 @@ from attractor.papers.gallery import (
     stored_data,
     write_gallery,
 )
-from attractor.papers.gaussian_cases import describe_phase, phase_rows, trace_one_paths
-from attractor.papers.gaussian_ranks import describe_ranks, rank_histograms
+from attractor.papers.gaussian_cases import describe_phase, find_case, phase_rows, trace_one_paths
+from attractor.papers.gaussian_ranks import count_ranks, format_counts, rank_histograms
 
 __all__ = [
     "SCHEMA",
@@ -36,9 +36,11 @@ __all__ = [
     "Table",
     "Verdict",
     "Work",
+    "count_ranks",
     "describe_phase",
-    "describe_ranks",
+    "find_case",
     "find_figure",
+    "format_counts",
     "format_setting",
     "list_figures",
     "phase_rows",

@@ -155,15 +155,14 @@ def entry_report(figure: Figure, data: Data, pictures: Iterable[Path]) -> Report
                 )
                 for row in compared
             ],
-            ["quantity", "ours", "independent code", "tolerance", "", "code"],
+            ["quantity", "ours", "independent code", "tolerance", "result", "code"],
         )
     part = page.section("Results")
     for table in figure.summarise(data):
-        columns = table.columns or ("", " ")
         if table.columns:
-            part.table(table.rows, columns, caption=table.title)
+            part.table(table.rows, table.columns, caption=table.title)
         else:
-            part.card(dict(table.rows), title=table.title)  # type: ignore[arg-type]
+            part.table(table.rows, ["quantity", "value"], caption=table.title)
     part = page.section("Parameters")
     shown = {name: format_setting(value) for name, value in data["settings"].items()}
     part.table(

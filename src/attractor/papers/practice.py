@@ -1,4 +1,5 @@
-"""Theory and practice: which heads of real models satisfy hypotheses of theorems, and which spectra of weights predict growth of tokens."""
+"""Theory and practice: which heads of real models satisfy hypotheses of theorems, and which spectra of weights predict "
+"growth of tokens."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from attractor.plotting.drawing import Grid, StaticFigure, static_suffix, write_
 from attractor.plotting.time_axis import format_quantity, log_ticks
 
 COLOURS = {"collapse": 0, "low_rank": 2, "full_rank": 5, "blow_up": 1, "diverged": 3, "undecided": 6}
+COLOURS |= {"tolerance": 4, "cap": 1, "spent": 6}  # ends of a procedure that classifies nothing
 WORDS = {
     "collapse": "goes to zero",
     "low_rank": "limit of rank one",
@@ -22,6 +23,9 @@ WORDS = {
     "blow_up": "blows up",
     "diverged": "grows without bound",
     "undecided": "undecided",
+    "tolerance": "met its tolerance",
+    "cap": "passed its largest trace",
+    "spent": "spent its steps",
 }
 HEIGHT = 3.0  # traces above are left out of the cone
 
@@ -44,13 +48,19 @@ def draw_cones(
     *,
     title: str = "",
     caption: str = "",
+    others: Mapping[str, tuple[Sequence[np.ndarray], Sequence[str]]] | None = None,
+    other_title: str = "",
 ) -> Any:
-    """Draw several cones one below the other: names, each with its paths and kinds as in ``draw_cone``."""
+    """Draw several cones one below the other: names, each with its paths and kinds as in ``draw_cone``.
+
+    ``others`` has further paths and kinds of the same names, for a further disc with a title.
+    """
     from matplotlib.lines import Line2D
 
-    marks = [kind for kind in COLOURS if any(kind in set(kinds) for _, kinds in cases.values())]
+    every = [*cases.values(), *(others or {}).values()]
+    marks = [kind for kind in COLOURS if any(kind in set(kinds) for _, kinds in every)]
     with style.use_style():
-        grid = Grid.of(2, 2.2, left=0.2, gap=0.85, right=0.3)
+        grid = Grid.of(3 if others else 2, 1.7 if others else 2.2, left=0.2, gap=0.62 if others else 0.85, right=0.3)
         tall = min(2.75, grid.wide)
         heading = 0.25 if any(cases) else 0.0
         block = grid.rows * (tall + 0.45) + heading
@@ -66,8 +76,15 @@ def draw_cones(
                 colour = style.PALETTE[COLOURS[kind]]
                 _in_cone(left, way, colour)
                 _in_disc(right, way, colour)
-            _cone_shell(left, _height(paths))
+            _cone_shell(left, _height(paths), bare=bool(others))
             rim(right)
+            if others and name in others:
+                third, far = grid.place(2)
+                other = page.panel(far, top + 0.1 + third * (tall + 0.45), across, tall)
+                for way, kind in zip(*others[name], strict=True):
+                    _in_disc(other, way, style.PALETTE[COLOURS[kind]])
+                rim(other)
+                other.set_title(other_title, loc="left", fontsize=6.5)
         handles = [Line2D([], [], color=style.PALETTE[COLOURS[kind]]) for kind in marks]
         page.legend(handles, [WORDS[kind] for kind in marks], len(cases) * block + 0.05, ncols=3)
         return write_chart(page.figure, path)
@@ -81,20 +98,21 @@ def _height(paths: Sequence[np.ndarray]) -> float:
 def _in_cone(axes: Any, way: np.ndarray, colour: str) -> None:
     inside = way[way[:, 2] <= HEIGHT]
     if len(inside):
-        axes.plot(*inside.T, color=colour, lw=0.8)
-        axes.scatter(*inside[:1].T, color=colour, s=3)
+        axes.plot(*inside.T, color=colour, lw=0.6, alpha=0.6, zorder=2)
+        axes.scatter(*inside[:1].T, color=colour, s=3, zorder=3)
         if len(inside) == len(way):
-            axes.scatter(*inside[-1:].T, color=colour, s=12, edgecolors=style.INK, linewidths=0.4)
+            axes.scatter(*inside[-1:].T, color=colour, s=10, edgecolors=style.INK, linewidths=0.4, zorder=4)
 
 
 def _in_disc(axes: Any, way: np.ndarray, colour: str) -> None:
     shape = way[:, :2] / np.maximum(way[:, 2:], 1e-300)
-    axes.plot(*shape.T, color=colour, lw=0.8)
+    axes.plot(*shape.T, color=colour, lw=0.6, alpha=0.7)
     axes.plot(*shape[0], ".", color=colour, ms=2.5, clip_on=False)
     axes.plot(*shape[-1], "o", color=colour, ms=3.5, mec=style.INK, mew=0.4, clip_on=False)
 
 
-def _cone_shell(axes: Any, top: float) -> None:
+def _cone_shell(axes: Any, top: float, bare: bool) -> None:
+    """Draw the cone of rank one up to a trace; ``bare`` leaves out the axes and fills the panel."""
     angle = np.linspace(0, 2 * np.pi, 73)
     for height in np.linspace(0, top, 5)[1:]:
         axes.plot(height * np.cos(angle), height * np.sin(angle), height, color=style.FAINT, lw=0.5)
@@ -102,6 +120,10 @@ def _cone_shell(axes: Any, top: float) -> None:
         axes.plot([0, top * np.cos(turn)], [0, top * np.sin(turn)], [0, top], color=style.HAIR, lw=0.5)
     axes.set(xlabel="Σ₁₁ − Σ₂₂", ylabel="2Σ₁₂", zlabel="trace", zlim=(0, top))
     axes.view_init(elev=18, azim=-62)
+    if bare:
+        axes.set_axis_off()
+        axes.set_box_aspect((1, 1, 1), zoom=1.32)
+        return
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.pane.set_visible(False)
         axis._axinfo["grid"]["linewidth"] = 0

@@ -83,7 +83,7 @@ class RescaledGaussian:
 
     def __call__(self, tau: float, z: np.ndarray) -> np.ndarray:
         cut = self.rank * self.dim
-        if not (z[cut] < LARGEST and z[-2] < LARGEST and np.isfinite(z).all()):
+        if not (z[cut] < LARGEST and z[-2] < LARGEST and z[-1] > -LARGEST and np.isfinite(z).all()):
             return np.full(len(z), np.nan)  # the solver then tries a shorter step
         shape, a = z[:cut], z[cut + 1 : -2]
         # the logarithms of sizes may fall below those of floating-point numbers, where the field is linear
