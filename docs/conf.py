@@ -103,11 +103,12 @@ def process_docstring(app: Sphinx, what: str, name: str, thing: Any, options: An
 
 
 def write_pages(app: Sphinx) -> None:
-    """Write the generated pages: theorems, performance, gallery, commands and columns."""
+    """Write the generated pages: theorems, performance, gallery, reproduced figures, commands and columns."""
     import columns_page
     import commands_page
     import gallery_page
     import performance_page
+    import reproduced_page
 
     from attractor.theory.theorem import render_markdown
 
@@ -115,6 +116,7 @@ def write_pages(app: Sphinx) -> None:
         "theorems": "# Theorems\n\n" + render_markdown(),
         "performance": performance_page.page(),
         "gallery": gallery_page.page(),
+        "reproduced": reproduced_page.page(),
         "commands": commands_page.page(),
         "columns": columns_page.page(),
     }

@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 # pages that docs/conf.py writes to docs/generated
-GENERATED = {"theorems", "performance", "gallery", "commands", "columns"}
+GENERATED = {"theorems", "performance", "gallery", "reproduced", "commands", "columns"}
 PAGES = sorted(
     page
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
@@ -117,6 +117,9 @@ def test_generated_pages_cover_their_sources(monkeypatch: pytest.MonkeyPatch) ->
     gallery, performance = importlib.import_module("gallery_page"), importlib.import_module("performance_page")
     page = gallery.page()
     assert all(f"examples/{script.name}" in page for script in gallery.scripts())
+    list_figures = importlib.import_module("attractor.papers").list_figures
+    page = importlib.import_module("reproduced_page").page()
+    assert all(f"`{figure.key}`" in page for figure in list_figures())
     page = importlib.import_module("commands_page").page()
     assert "### simulate" in page
     assert "`--seed`" in page

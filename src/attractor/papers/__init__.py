@@ -19,6 +19,7 @@ from attractor.papers.gallery import (
     format_setting,
     reproduce_all,
     reproduce_into,
+    shrink,
     stored_data,
     write_gallery,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "read_data",
     "reproduce_all",
     "reproduce_into",
+    "shrink",
     "stored_data",
     "trace_one_paths",
     "write_gallery",

@@ -403,6 +403,7 @@ def _panel(
         "file": panel.file,
         "accurate": found.summary(),
         "plane": _plane_distance(limits),
+        "largest": max((float(np.trace(one.covariance)) for one in limits if one.rank is not None), default=None),
         "paths": [_rounded(way) for way in ways],
         "kinds": [limits[index].kind for index in drawn],
         "published": None,
@@ -582,7 +583,12 @@ def _check_both(row: Data) -> tuple[str, bool]:
     blow, grow = kinds.get("blow_up", 0), kinds.get("diverged", 0)
     other = starts - converge - blow - grow
     words = f"{converge} of {starts} converge, {blow} blow up, {grow} grow without bound"
-    return words + (f", {other} undecided" if other else ""), 0 < converge < starts and not other
+    if other:
+        words += f", {other} undecided"
+    largest, ends = row["largest"], (row["published"] or {"ends": {}})["ends"]
+    if ends.get("cap", 0) > blow + grow:
+        words += f" (to traces up to {format_number(largest)}; the published procedure stops {ends['cap']} at 1000 as divergent)"
+    return words, 0 < converge < starts and not other
 
 
 CHECKS: dict[str, Callable[[Data], tuple[str, bool]]] = {
