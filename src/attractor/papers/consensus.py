@@ -208,20 +208,26 @@ def beside(data: Data) -> tuple[Beside, ...]:
     return tuple(
         Beside(
             row["name"],
-            f"rate {row['rate']:.4f}, distance {row['last']:.1e} at the end",
+            f"rate {format_rate(row['rate'])}, distance {row['last']:.1e} at the end",
             f"consensus (linearised rate {row['predicted']:g})",
         )
         for row in data["rows"]
     )
 
 
+def format_rate(rate: float | None) -> str:
+    """Return a fitted rate in words."""
+    return "not measured" if rate is None else f"{rate:.4f}"
+
+
 def judge(data: Data) -> Verdict:
     """Check that every simulation reaches consensus at the rate of the linearisation."""
     words, wrong = [], []
     for row in data["rows"]:
-        good = row["last"] < 1e-4 and abs(row["rate"] / row["predicted"] - 1) < 0.05
+        rate = row["rate"]
+        good = row["last"] < 1e-4 and rate is not None and abs(rate / row["predicted"] - 1) < 0.05
         words.append(
-            f"{row['name']}: distance {row['last']:.1e} at t = {row['times'][-1]:g}, rate {row['rate']:.3f} "
+            f"{row['name']}: distance {row['last']:.1e} at t = {row['times'][-1]:g}, rate {format_rate(rate)} "
             f"({row['predicted']:g} predicted)"
         )
         if not good:
@@ -242,7 +248,7 @@ def summarise(data: Data) -> tuple[Table, ...]:
         (
             row["name"],
             row["words"],
-            f"{row['rate']:.4f}",
+            format_rate(row["rate"]),
             f"{row['predicted']:g}",
             f"{row['last']:.2g}",
             f"{row['drift']:.1g}",

@@ -300,6 +300,7 @@ def published_procedure(
     active = np.arange(count)
     final, ends, iterations = np.array(starts), np.full(count, "spent", dtype=object), np.full(count, steps - 1)
     saved: list[list[Matrix]] = [[] for _ in range(count)]
+    left = np.full(count, -1)  # steps that remain on a cycle
     anchor, since = S.copy(), 0  # a covariance that comes back is on a cycle: it will spend all steps
     kept = set(np.unique(np.geomspace(1, max(steps, 2), 70).astype(int)).tolist()) | {0}
     with np.errstate(all="ignore"):
@@ -316,15 +317,18 @@ def published_procedure(
             large = np.trace(moved, axis1=1, axis2=2) > high
             large |= ~np.isfinite(moved).all((1, 2))
             done = still | large
-            if index > since and (steps - 1 - index) % (index - since) == 0:
-                done |= (anchor == S).all((1, 2))  # with the phase of the cycle that the last step has
+            if index > since:
+                back = (left < 0) & (anchor == S).all((1, 2))
+                left[back] = (steps - 1 - index) % (index - since)  # to the phase of the cycle that the last step has
+            done |= left == 0
+            left[left > 0] -= 1
             if index == steps - 1:
                 done[:] = True
             if done.any():
                 final[active[done]], iterations[active[still | large]] = S[done], index
                 ends[active[still]] = "tolerance"
                 ends[active[large & ~still]] = "cap"
-                active, moved, anchor = active[~done], moved[~done], anchor[~done]
+                active, moved, anchor, left = active[~done], moved[~done], anchor[~done], left[~done]
                 if not len(active):
                     break
             S = moved
