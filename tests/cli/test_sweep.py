@@ -75,6 +75,9 @@ def test_noise_is_an_axis(command: Command) -> None:
     assert drawn.curve[1][[0, -1]] == pytest.approx([0.4463899659, 0.2158806528], rel=1e-8)  # softmax, circle
     assert command(f"{line} --noise-seed 3 --over noise=0,1").code == 2
     assert "--step" in command("sweep simulate --over noise=0,1 --out more").err
+    done = command(f"{line.replace('cells', 'balls')} --over noise=0,1 --start ball")
+    assert done.code == 1
+    assert "depend on how many starts are drawn" in done.err
 
 
 def test_files_of_a_command_are_compared(command: Command) -> None:

@@ -323,6 +323,8 @@ class SimulateSystem:
 
     def _build(self, seed: int, starts: int | None, values: Mapping[str, Any]) -> System:
         """The system of one seed; with noise, that of an ensemble of starts."""
+        import torch
+
         from attractor.sweeps import System
 
         tokens, law, space, run, noise = (
@@ -345,6 +347,15 @@ class SimulateSystem:
         several = starts is not None and tokens.start != "orthonormal"
         drawing = replace(tokens, seed=seed, ensemble=starts if several else None)
         state = draw_tokens(drawing, entry[2]) if drawn is None else drawn
+        if (
+            several
+            and drawn is None
+            and not torch.equal(draw_tokens(replace(drawing, ensemble=1), entry[2]).points[0], state.points[0])
+        ):
+            raise InputError(
+                f"--start {tokens.start} with noise: its points depend on how many starts are drawn; give uniform, hemisphere, "
+                "gaussian, box or laplace"
+            )
         if starts is not None and not state.batch_shape:
             state = state.with_points(state.points.expand(starts, *state.points.shape).clone())
         if entry[4] is None:
