@@ -397,3 +397,11 @@ def judge_answer(data: Data) -> Verdict:
 
 
 SEED = Parameter("seed", 0, "seed of the random systems", minimum=0)
+
+
+def draw_captioned(data: Data, panels: Sequence[Panel], caption: str, path: Path) -> tuple[Path, ...]:
+    """Draw panels under the title of an entry; the caption ends with the command that draws them."""
+    from attractor.plotting import draw_panels
+
+    words = f"{caption} Drawn by: {command_of(data)} --plot {path.name}"
+    return (draw_panels(panels, find_figure(data["key"]).title, words, path),)
