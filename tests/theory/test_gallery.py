@@ -11,7 +11,14 @@ import attractor as at
 from attractor.cli.main import run
 from attractor.solvers.trajectory import read_bibliography
 from attractor.theory import list_theorems
-from attractor.theory.claims import VERDICTS, CounterExample, find_counterexample, list_counterexamples, render_claims
+from attractor.theory.claims import (
+    BASES,
+    VERDICTS,
+    CounterExample,
+    find_counterexample,
+    list_counterexamples,
+    render_claims,
+)
 
 ROOT = Path(__file__).parents[2]
 QUICK = "regimes.definite-heads"
@@ -61,6 +68,7 @@ def test_the_list_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(capsys.readouterr().out)["claims"]
     assert len(rows) == len(list_counterexamples())
     assert {row["verdict"] for row in rows} <= set(VERDICTS.values())
+    assert {row["basis"] for row in rows} == set(BASES.values())
     assert not any("reproduced" in row for row in rows)
 
 
@@ -80,7 +88,7 @@ def test_an_unknown_claim_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["claims", "--only", "regimes.rk5"]) == 2
     assert "did you mean 'regimes.rk4'" in capsys.readouterr().err
     with pytest.raises(at.errors.InputError, match="is not one of"):
-        CounterExample("a", "b", "c.", "code", "", "wrong", "d.", lambda: None)  # type: ignore[arg-type, return-value]
+        CounterExample("a", "b", "c.", "code", "", "code", "wrong", "d.", lambda: None)  # type: ignore[arg-type, return-value]
 
 
 def test_a_file_is_no_folder_for_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,3 +86,10 @@ def test_an_asymptotic_conclusion_is_measured_again_at_longer_times() -> None:
     result = checking.measure(theorem, [case])[0]
     assert [item.asymptotic for item in result if not item.holds] == [True]
     assert all(item.holds for item in checking._measure_longer(theorem, case, result))
+
+
+def test_a_theorem_is_found_by_the_number_of_its_source() -> None:
+    numbered = [statement for statement in list_theorems() if statement.alias]
+    assert {find_theorem(statement.alias).key for statement in numbered} == {statement.key for statement in numbered}
+    assert find_theorem("geshkovski2023emergence:4.2").key == "regimes.hyperplanes"
+    assert all(statement.citation.number in statement.citation.place for statement in numbered)

@@ -142,7 +142,7 @@ def draw_evidence(example: CounterExample, evidence: Evidence, place: Path) -> P
 
 def print_claim(row: dict[str, Any]) -> None:
     """Print one claim, and its evidence if it was run."""
-    lines = {"claim": row["claim"], "verdict": row["verdict"], "true": row["truth"]}
+    lines = {"claim": row["claim"], "basis": row["basis"], "verdict": row["verdict"], "true": row["truth"]}
     if "evidence" in row:
         lines |= {"reproduced": "yes" if row["reproduced"] else "NO", "evidence": row["evidence"]}
     print_rows(row["key"], lines)

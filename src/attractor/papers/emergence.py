@@ -415,7 +415,7 @@ def solve_attention(value: Array, start: Array, until: float) -> Array:
         return (softmax(x @ x.T) @ x @ value.T).ravel()
 
     x = (
-        solve_ivp(velocity, (0.0, until), start.ravel(), method="LSODA", rtol=1e-9, atol=1e-12)
+        solve_ivp(velocity, (0.0, until), start.ravel(), method="DOP853", rtol=1e-8, atol=1e-10)
         .y[:, -1]
         .reshape(start.shape)
     )
@@ -484,7 +484,7 @@ LOW_RANK = Figure(
     verdict=judge_low_rank,
     compare=lambda data: (
         Comparison(
-            "rank at the last time", data["ranks"][-1], data["scipy_rank"], 0, "scipy.integrate.solve_ivp, LSODA"
+            "rank at the last time", data["ranks"][-1], data["scipy_rank"], 0, "scipy.integrate.solve_ivp, DOP853"
         ),
     ),
     beside=lambda data: (Beside("rank at the last time", str(data["ranks"][-1]), str(data["linear_ranks"][-1])),),

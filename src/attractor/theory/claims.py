@@ -19,6 +19,13 @@ VERDICTS = {
 }
 
 
+BASES = {
+    "paper": "stated in the paper",
+    "code": "in the released code",
+    "reading": "common reading",
+}
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What a run measured: ``facts`` by name, whether they refute the claim, one sentence, and the data of the figure."""
@@ -33,8 +40,8 @@ class Evidence:
 class CounterExample:
     """A claim and the system that refutes it.
 
-    ``source`` is a key of references.bib or "code", ``place`` says where and how the claim is made; ``verdict`` is a key of
-    VERDICTS; ``truth`` says what holds instead, and ``theorems`` are the keys of statements about it.
+    ``source`` is a key of references.bib or "code", ``place`` says where and how the claim is made; ``basis`` is a key of BASES,
+    ``verdict`` of VERDICTS; ``truth`` says what holds instead, and ``theorems`` are the keys of statements about it.
     """
 
     key: str
@@ -42,6 +49,7 @@ class CounterExample:
     claim: str
     source: str
     place: str
+    basis: str
     verdict: str
     truth: str
     run: Callable[[], Evidence]
@@ -50,6 +58,8 @@ class CounterExample:
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
             raise InputError(f"counter-example {self.key}: the verdict {self.verdict!r} is not one of {list(VERDICTS)}")
+        if self.basis not in BASES:
+            raise InputError(f"counter-example {self.key}: the basis {self.basis!r} is not one of {list(BASES)}")
 
     @property
     def command(self) -> str:
@@ -64,6 +74,7 @@ class CounterExample:
             "claim": self.claim,
             "source": self.source,
             "place": self.place,
+            "basis": BASES[self.basis],
             "verdict": VERDICTS[self.verdict],
             "truth": self.truth,
             "theorems": list(self.theorems),
@@ -95,13 +106,23 @@ def render_claims() -> str:
         "This page is written by `attractor claims --write docs/claims.md`; `attractor claims` runs every system and says",
         "whether the evidence was reproduced. [The gallery](counterexamples.md) says how to use and extend it.",
         "",
-        "| claim | source | verdict | what is true | evidence |",
-        "|---|---|---|---|---|",
+        "*Stated in the paper*: the source says it. *In the released code*: a program of the authors does it. *Common reading*: readers",
+        "take it from the source, which does not say it; the source is then not wrong.",
+        "",
+        "| claim | source | basis | verdict | what is true | evidence |",
+        "|---|---|---|---|---|---|",
     ]
     for example in list_counterexamples():
         source = "released code" if example.source == "code" else f"{{cite:p}}`{example.source}`"
         place = f"{source}, {example.place}" if example.place else source
         related = f" ({', '.join(example.theorems)})" if example.theorems else ""
-        cells = (example.claim, place, VERDICTS[example.verdict], example.truth + related, f"`{example.command}`")
+        cells = (
+            example.claim,
+            place,
+            BASES[example.basis],
+            VERDICTS[example.verdict],
+            example.truth + related,
+            f"`{example.command}`",
+        )
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

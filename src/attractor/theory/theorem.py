@@ -113,11 +113,13 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Citation:
-    """``key`` in references.bib, the place in that work, and the translation of our symbols to its symbols."""
+    """``key`` in references.bib, the place in that work, the translation of our symbols to its symbols, and the work's own number of the
+    statement, where it is known."""
 
     key: str
     place: str = ""
     symbols: str = ""
+    number: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,6 +264,11 @@ class Theorem:
             raise InputError(f"theorem {self.key}: the fate {self.fate!r} is not one of {', '.join(FATES)}")
 
     @property
+    def alias(self) -> str:
+        """A second key, with the number of the statement in its source: "geshkovski2023emergence:4.2"; empty if that is not known."""
+        return f"{self.citation.key}:{self.citation.number}" if self.citation.number else ""
+
+    @property
     def for_almost_every_start(self) -> bool:
         """Whether some starts are exceptions, which have measure zero."""
         return any(hypothesis.generic for hypothesis in self.hypotheses)
@@ -317,14 +324,19 @@ def list_theorems(paper: str | None = None) -> tuple[Theorem, ...]:
 
 
 def find_theorem(key: str) -> Theorem:
-    """Return the theorem with a key."""
-    return find(key, _load_theorems(), "theorem", listing="attractor check --list")
+    """Return the theorem with a key, or with the number of its source such as "geshkovski2023emergence:4.2"."""
+    known = _load_theorems()
+    for theorem in known.values():
+        if theorem.alias and theorem.alias == key:
+            return theorem
+    return find(key, known, "theorem", listing="attractor check --list")
 
 
 def summarize(theorem: Theorem) -> dict[str, Any]:
     """Return one theorem as a JSON object."""
     return {
         "key": theorem.key,
+        "alias": theorem.alias,
         "title": theorem.title,
         "status": theorem.status.value,
         "statement": theorem.statement,
@@ -343,7 +355,7 @@ def render_markdown(paper: str | None = None) -> str:
     parts = []
     for theorem in list_theorems(paper):
         lines = [
-            f"## {theorem.key}: {theorem.title}",
+            f"## {theorem.key}: {theorem.title}" + (f" ({theorem.alias})" if theorem.alias else ""),
             f"*{theorem.status.value}*; {theorem.citation.place or 'source'}: {{cite:p}}`{theorem.citation.key}`",
             theorem.statement.replace(r"\(", "$").replace(r"\)", "$"),
             "Hypotheses: " + "; ".join(f"{item.name} (${item.formula}$)" for item in theorem.hypotheses) + ".",

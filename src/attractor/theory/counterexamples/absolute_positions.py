@@ -43,6 +43,7 @@ EXAMPLE = CounterExample(
     claim="Absolute positional encoding shifts the equilibrium of the tokens.",
     source="pham2025dynamical",
     place="the discussion of absolute positions; its released code adds them once, at the input",
+    basis="paper",
     verdict="incomplete",
     truth="Only if positions are added to queries, keys and values in every layer, where x_l tends to -p_l; added "
     "once at the input they change the start.",

@@ -60,6 +60,7 @@ EXAMPLE = CounterExample(
     claim="Tokens in the hemisphere of the top eigenvector of a symmetric V reach consensus also under full attention.",
     source="abella2024asymptotic",
     place="the natural extension of the causal theorem",
+    basis="reading",
     verdict="false",
     truth="Full attention needs the top eigenvalue to exceed the modulus of all others; antipodal pairs attract otherwise.",
     run=run,

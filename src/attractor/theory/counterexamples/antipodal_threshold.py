@@ -50,6 +50,7 @@ EXAMPLE = CounterExample(
     claim="Random values that are drawn anew for every layer prevent the collapse of tokens to a single cluster.",
     source="fedorov2026clustering",
     place="its abstract",
+    basis="paper",
     verdict="incomplete",
     truth="For two tokens consensus always has a positive probability, and opposite points have one exactly where tanh^2(beta) > "
     "(d - 3)/(d - 1); below that threshold consensus is almost sure.",

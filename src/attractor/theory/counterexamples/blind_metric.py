@@ -46,6 +46,7 @@ EXAMPLE = CounterExample(
     claim="1 - mean |cos(x_1, x_j)| tends to zero exactly when tokens reach consensus.",
     source="abella2024asymptotic",
     place="the metric of the GPT experiments, in its released code",
+    basis="code",
     verdict="misleading",
     truth="It is zero for opposite clusters too; report the smallest signed cosine beside it.",
     run=run,

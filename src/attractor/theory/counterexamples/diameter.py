@@ -58,6 +58,7 @@ EXAMPLE = CounterExample(
     claim="For V = I and tokens in a hemisphere the diameter of the tokens never grows.",
     source="abella2024asymptotic",
     place="a natural reading of the hemisphere theorem",
+    basis="reading",
     verdict="false",
     truth="It may grow while it exceeds a right angle; the distance of the hull from the origin never falls.",
     run=run,

@@ -65,6 +65,7 @@ EXAMPLE = CounterExample(
     "gradient flow of the interaction energy.",
     source="abella2024asymptotic",
     place="the single-head result, read on the round sphere",
+    basis="reading",
     verdict="incomplete",
     truth="It is exactly where W V = c P: for V = I on the ellipsoid with W proportional to P, or V proportional "
     "to P on the sphere.",

@@ -63,6 +63,7 @@ EXAMPLE = CounterExample(
     claim="Stages of RK4 that share the attention weights of the start of the step give a method of fourth order.",
     source="code",
     place="a simulation of this field that calls itself RK4",
+    basis="code",
     verdict="false",
     truth="The order is one: the weights are part of the field and must be evaluated at every stage.",
     run=run,

@@ -58,6 +58,7 @@ EXAMPLE = CounterExample(
     claim="If the key-query matrix is negative semidefinite, hardmax attention linearly contracts all tokens to one cluster at the origin.",
     source="alcalde2025attention",
     place="abstract of version 1; that of the conference version states a sublinear rate of the energy instead",
+    basis="paper",
     verdict="false",
     truth="Hulls are nested, so that tokens stay away from an origin outside the hull of the start; with a fixed step they do not tend "
     "to an origin inside it either.",

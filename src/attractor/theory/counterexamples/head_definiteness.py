@@ -42,6 +42,7 @@ EXAMPLE = CounterExample(
     claim="The regime of a head of a trained model is read from the signs of the eigenvalues of its d x d interaction.",
     source="pham2025dynamical",
     place="the conditions on W_sym and A_sym, applied head by head",
+    basis="reading",
     verdict="false",
     truth="With k < d/2 the inertia is (k, k, d - 2k) whatever the training; use the reduced k x k system or the "
     "definiteness index.",

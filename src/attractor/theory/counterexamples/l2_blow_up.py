@@ -53,6 +53,7 @@ EXAMPLE = CounterExample(
     claim="Gaussian data under L2 attention have covariances for all times.",
     source="castin2025unified",
     place="the contrast of L2 with softmax attention",
+    basis="reading",
     verdict="incomplete",
     truth="It holds for square invertible K, with an exponential bound; a key with a kernel allows blow-up in finite time.",
     run=run,

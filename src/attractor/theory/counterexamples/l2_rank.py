@@ -79,6 +79,7 @@ EXAMPLE = CounterExample(
     claim="For invertible A limits of Gaussian covariances under L2 attention have rank at most d/2.",
     source="castin2025unified",
     place="low rank of the limits, for softmax and L2",
+    basis="paper",
     verdict="false",
     truth="It holds for limits that are isotropic for A; L2 attention has others, of higher rank, on which tokens turn for ever "
     "(and so has softmax).",

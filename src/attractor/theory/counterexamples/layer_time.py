@@ -54,6 +54,7 @@ EXAMPLE = CounterExample(
     claim="A layer of a Transformer is one unit of the continuous time of the model.",
     source="abella2024asymptotic",
     place="the passage from layers to a differential equation",
+    basis="reading",
     verdict="false",
     truth="Near consensus a layer shrinks angles by 1/2 (full) or 3/4 (causal), as much as the flow does in ln 2 "
     "or 2 ln(4/3) of its time.",

@@ -41,6 +41,7 @@ EXAMPLE = CounterExample(
     claim="Consensus states are equilibria, so tokens that agree come to rest.",
     source="abella2024asymptotic",
     place="true for V = c I and for eigenvectors of V",
+    basis="reading",
     verdict="incomplete",
     truth="A value with complex leading eigenvalues carries the agreed point around a limit cycle.",
     run=run,

@@ -47,6 +47,7 @@ EXAMPLE = CounterExample(
     claim="Adding a positive multiple of the identity to the interaction moves a head away from the convergence condition.",
     source="pham2025dynamical",
     place="the refinement of rotary models",
+    basis="paper",
     verdict="incomplete",
     truth="It changes sym(V'W) by lambda sym(V): right for positive V, wrong for negative V. W + lambda V, which "
     "makes A + lambda I, is right for every V.",

@@ -43,6 +43,7 @@ EXAMPLE = CounterExample(
     claim="Gaussian data stay Gaussian under masked attention.",
     source="castin2025unified",
     place="the masked case",
+    basis="paper",
     verdict="incomplete",
     truth="For products of a law of positions and one Gaussian, and for the first block of positions; otherwise "
     "keys are a mixture and the field is not affine.",

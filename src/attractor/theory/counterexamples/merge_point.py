@@ -60,6 +60,7 @@ EXAMPLE = CounterExample(
     claim="Two clusters on the sphere merge at their centre of mass.",
     source="geshkovski2024dynamic",
     place="a natural reading of merging clusters, which the paper does not state",
+    basis="reading",
     verdict="false",
     truth="Under softmax cluster 1 travels the part m_2^2/(m_1^2 + m_2^2) of the angle as beta grows; the part m_2/(m_1 + m_2) is "
     "that of the exponential kernel.",

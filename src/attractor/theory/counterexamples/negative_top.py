@@ -39,6 +39,7 @@ EXAMPLE = CounterExample(
     "its eigenvector, tokens reach consensus.",
     source="abella2024asymptotic",
     place="the causal theorem for symmetric U",
+    basis="paper",
     verdict="incomplete",
     truth="It needs a positive top eigenvalue: otherwise the hemisphere leaks.",
     run=run,

@@ -43,6 +43,7 @@ EXAMPLE = CounterExample(
     claim="Where the Gaussian covariance blows up in finite time, so do the tokens.",
     source="castin2025unified",
     place="a reading of the blow-up figures",
+    basis="reading",
     verdict="false",
     truth="Tokens of bounded support stay within R exp(||V|| t) for all times; only the Gaussian, whose support is "
     "unbounded, blows up.",

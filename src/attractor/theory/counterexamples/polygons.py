@@ -47,6 +47,7 @@ EXAMPLE = CounterExample(
     claim="For V = I tokens reach consensus, or at least an equilibrium, from almost every start and for every P.",
     source="abella2024asymptotic",
     place="what is left when the hemisphere is dropped",
+    basis="reading",
     verdict="false",
     truth="On the circle an antisymmetric P keeps polygons turning from an open set of starts; a hemisphere, a "
     "causal mask or P = beta I with d >= 3 suffice.",

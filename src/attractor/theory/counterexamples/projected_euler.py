@@ -47,6 +47,7 @@ EXAMPLE = CounterExample(
     claim="Euler steps projected to positive semi-definite matrices show the fate of Gaussian covariances.",
     source="castin2025unified",
     place="the integrator of its released code",
+    basis="code",
     verdict="misleading",
     truth="They pass through a finite-time blow-up with finite numbers; a factor of the covariance in rescaled "
     "time needs no projection.",

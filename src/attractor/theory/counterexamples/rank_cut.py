@@ -45,6 +45,7 @@ EXAMPLE = CounterExample(
     claim="Counting eigenvalues above 0.1 at a late time gives the rank of the limit covariance.",
     source="castin2025unified",
     place="the rank histograms of its released code, which also leave out runs of higher rank",
+    basis="code",
     verdict="misleading",
     truth="Dropped eigenvalues fall like 1/t and kept ones may be small: keep those above 1e-7 of the largest that "
     "lose less than half in the last decade of time.",

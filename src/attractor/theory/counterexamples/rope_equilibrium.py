@@ -61,6 +61,7 @@ EXAMPLE = CounterExample(
     claim="Rotary positions block convergence and force tokens to diverge.",
     source="pham2025dynamical",
     place="the discussion of RoPE",
+    basis="paper",
     verdict="false",
     truth="They remove a sufficient condition in bidirectional attention, where tokens mostly rest at non-zero points; under a "
     "causal mask the value alone decides and rotary positions change no limit.",

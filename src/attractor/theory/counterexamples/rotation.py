@@ -55,6 +55,7 @@ EXAMPLE = CounterExample(
     claim="If sym A is negative and sym W positive definite, all tokens converge to zero.",
     source="pham2025dynamical",
     place="the convergence theorem, in its form for symmetric parts",
+    basis="paper",
     verdict="false",
     truth="A or W itself must be symmetric; the spectrum of V decides the mean.",
     run=run,

@@ -41,6 +41,7 @@ EXAMPLE = CounterExample(
     claim="Gaussian data stay Gaussian under the attention variants of the mean-field theory.",
     source="castin2025unified",
     place="well-posedness covers sigmoid attention; preservation of Gaussians does not",
+    basis="reading",
     verdict="incomplete",
     truth="Softmax, multi-head, L2, Sinkhorn and linear attention keep Gaussians; sigmoid and unnormalised attention do not.",
     run=run,

@@ -55,6 +55,7 @@ EXAMPLE = CounterExample(
     claim="In the convergence regime norms shrink to zero fast enough that the early layers of a model show it.",
     source="pham2025dynamical",
     place="norms along layers read as a signature of collapse",
+    basis="reading",
     verdict="misleading",
     truth="Only the mean decays exponentially; norms fall like the inverse root of time.",
     run=run,

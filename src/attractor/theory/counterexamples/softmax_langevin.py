@@ -94,6 +94,7 @@ EXAMPLE = CounterExample(
     "energy as their stationary law.",
     source="geshkovski2023mathematical",
     place="a reading of its gradient flow of softmax attention, in a metric that depends on the state",
+    basis="reading",
     verdict="false",
     truth="With equal noise two tokens are reversible and three or more are not; strengths of noise eps / (m_i Z_i) that depend on the "
     "state, with a drift of their own, or the exponential kernel restore the Gibbs measure.",

@@ -78,6 +78,7 @@ EXAMPLE = CounterExample(
     claim="For generic V and invertible A limits of Gaussian covariances under softmax attention have rank at most d/2.",
     source="castin2025unified",
     place="low rank of the limits, for softmax and L2",
+    basis="paper",
     verdict="false",
     truth="It holds where the limit is isotropic, U'AU = 0, and was found without exception for d = 2 and 3; for d = 4 some "
     "random laws (2 of 60 with a limit, by attractor check --theorem meanfield.T6-generic --violated 60) "

@@ -43,6 +43,7 @@ EXAMPLE = CounterExample(
     claim="At low temperature, noisy tokens of a Transformer pass from disorder to order by a discontinuous transition.",
     source="mun2026phase",
     place="a reading of its result for the unnormalised kernel as one about softmax",
+    basis="reading",
     verdict="false",
     truth="The result is about the exponential kernel, beta > 2.4469 on the circle. Under softmax the branch of ordered states begins "
     "below the critical noise for every beta on the circle, and was monotone in dimensions 3 and 8.",

@@ -50,6 +50,7 @@ EXAMPLE = CounterExample(
     claim="The consensus point of discrete layers is that of the continuous model.",
     source="abella2024asymptotic",
     place="the passage from layers to a differential equation",
+    basis="reading",
     verdict="incomplete",
     truth="It needs |1 + h lambda_k| < 1 + h lambda_1 for all other eigenvalues: a strongly negative one wins the power iteration.",
     run=run,

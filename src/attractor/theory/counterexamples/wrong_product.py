@@ -39,6 +39,7 @@ EXAMPLE = CounterExample(
     claim="Making Wq Wk' positive definite makes the score form x'(Wq'Wk)x positive definite.",
     source="pham2025dynamical",
     place="its released code",
+    basis="code",
     verdict="false",
     truth="The two share eigenvalues but not the inertia of their symmetric parts, except while Wq is orthogonal; "
     "impose it on Wq'Wk.",

@@ -72,8 +72,9 @@ THEOREM = Theorem(
     r"with the speed \(c(i-1)e^{-\beta\delta^2/2} = c(i-1)e^{-8}\), and has moved by less than \(\delta/4\) at \(t = 10/c\).",
     citation=Citation(
         "karagodin2024clustering",
-        "Renyi parking centres as metastable cluster centres, there with delta = 4 beta^-1/2 in a figure",
+        "Lemma 5.1: Renyi parking centres as metastable cluster centres, there with delta = 4 beta^-1/2 in a figure",
         "beta is its beta; V = c I with its c = 1; distances are chords",
+        "5.1",
     ),
     status=Status.CHECKED,
     hypotheses=(

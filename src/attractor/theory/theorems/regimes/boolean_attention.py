@@ -61,6 +61,7 @@ THEOREM = Theorem(
         "geshkovski2023emergence",
         "Theorem 2.1 (in the authors' code the folder movies/Th21)",
         SYMBOLS + ", numbers here",
+        "2.1",
     ),
     status=Status.PAPER,
     hypotheses=(

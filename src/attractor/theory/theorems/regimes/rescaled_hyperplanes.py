@@ -82,6 +82,7 @@ THEOREM = Theorem(
         "geshkovski2023emergence",
         "Theorem 4.2 (in the authors' code the folder movies/Th42, and Theorem 3.1 in a comment)",
         SYMBOLS + "; phi is its leading eigenvector and u its dual one",
+        "4.2",
     ),
     status=Status.PAPER,
     hypotheses=(

@@ -88,6 +88,7 @@ THEOREM = Theorem(
         "geshkovski2023emergence",
         "Theorem 3.1 (in the authors' code the folder movies/Th31, and Theorem 3.2 in a comment)",
         SYMBOLS,
+        "3.1",
     ),
     status=Status.PAPER,
     hypotheses=(
