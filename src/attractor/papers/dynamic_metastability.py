@@ -21,10 +21,11 @@ from attractor.papers.figure import (
     Verdict,
     Work,
     draw_captioned,
+    make_tokens,
 )
 from attractor.papers.sphere_figures import EXACT, SCIPY, publish_layers, solve_on_sphere
 from attractor.plotting import Curve, Panel
-from attractor.solvers import flow
+from attractor.solvers import LogTime, flow
 from attractor.spaces import Sphere
 from attractor.states import Tokens
 
@@ -69,7 +70,7 @@ def compute_kinetic(settings: Settings, work: Work) -> Data:
 
 def flow_to(law: Attention, start: Array, until: float) -> Array:
     """Return the tokens at a time."""
-    return flow(law, Tokens(start), space=Sphere(), until=until, save=1, **EXACT).points[-1].numpy()
+    return flow(law, make_tokens(start), space=Sphere(), until=until, save=1, **EXACT).points[-1].numpy()
 
 
 def draw_kinetic(data: Data, path: Path) -> tuple[Path, ...]:
@@ -186,8 +187,6 @@ def published_staircase(start: Array, betas: list[float], rate: float, steps: in
 
 def compute_staircase(settings: Settings, work: Work) -> Data:
     """Follow the energy in rescaled time for every beta, by merges of the engine in logarithmic time, SciPy and the published steps."""
-    from attractor import exp
-
     betas, base = settings["betas"], settings["base"]
     spread = np.log(base) / base**0.5
     start = 0.5 * np.array([0.0, *(part * spread % np.pi for part in (0.5, 2.0, 4.0, 7.0))])  # staircase.py:436-442
@@ -197,7 +196,7 @@ def compute_staircase(settings: Settings, work: Work) -> Data:
         work(number, len(betas) + 1)
         arcs, energies, jumps = arc_run(start, beta)
         law = Attention.isotropic(2, beta, kernel="exponential")
-        run = flow(law, Tokens(points), space=Sphere(), until=exp(beta * 2.0 + 20.0))
+        run = flow(law, make_tokens(points), space=Sphere(), until=LogTime(beta * 2.0 + 20.0))
         merges = [event for event in run.events if event.kind == "merge"]
         weights = np.full(n, 1.0 / n)
         levels = [float((weights**2).sum())]
@@ -228,7 +227,7 @@ def compute_staircase(settings: Settings, work: Work) -> Data:
         "rows": rows,
         "published": np.array(published).T.round(6),
         "published_clock": np.arange(len(published)) * max(1, steps // 400) * rate,
-        "largest_speed": float(flow_speed(shifted, points)),
+        "largest_speed": flow_speed(shifted, points),
     }
 
 
@@ -236,7 +235,7 @@ def flow_speed(law: Attention, points: Array) -> float:
     """Return the largest speed at the start, which would overflow without the shift."""
     from attractor.solvers import velocity
 
-    return float(velocity(law, Tokens(points), Sphere()).norm(dim=-1).max())
+    return float(velocity(law, make_tokens(points), Sphere()).norm(dim=-1).max())
 
 
 def step_positions(clock: Array, energy: Array, levels: list[float]) -> list[float]:
@@ -281,10 +280,10 @@ def judge_staircase(data: Data) -> Verdict:
     steps = [len(row["levels"]) - 1 for row in data["rows"]]
     words = (
         f"The energy rises in {steps[0]} steps for every beta, from 1/n to 1. The starts are those of "
-        f"beta = {data['settings']['base']:g} for all curves (the code fixes them before its loop). The published stairs are "
-        f"within {max(errors):.2g} of rescaled time of ours."
+        f"beta = {data['settings']['base']:g} for all curves (the code fixes them before its loop). The published stairs are within {max(errors):.2g} of rescaled time of "
+        "ours. After the last merge the code divides by a gradient of zero, and its energies are nan from there."
     )
-    good = len(set(steps)) == 1 and steps[0] == len(data["start"]) - 1 and max(errors) < 0.02
+    good = len(set(steps)) == 1 and steps[0] == len(data["start"]) - 1 and max(errors) < 0.005
     return Verdict("reproduced" if good else "differs", words)
 
 
@@ -303,15 +302,9 @@ STAIRCASE = Figure(
             10.0,
         ),
         Parameter("base", 2000.0, "beta of the spacing of the five starts", "staircase.py:426, 436-442", 10.0),
+        Parameter("rate", 1e-5, "length of a published step, over log(beta)", "staircase.py:446", 1e-7),
         Parameter(
-            "rate", 1e-4, "length of a published step, over log(beta); the code has 1e-5", "staircase.py:446", 1e-7
-        ),
-        Parameter(
-            "steps",
-            30000,
-            "published steps; the code has 10^6, most of them after the last merge",
-            "staircase.py:447",
-            10,
+            "steps", 20000, "published steps; the code has 10^6, most after the last merge", "staircase.py:447", 10
         ),
     ),
     unknown=(

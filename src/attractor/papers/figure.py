@@ -19,13 +19,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from numpy.typing import NDArray
+
 from attractor._version import __version__
 from attractor.assets import find_local, list_assets
 from attractor.errors import FetchError, InputError, StoreError, missing
 from attractor.files import checksum_json, make_folder, read_json, reason, to_json, write_json
 from attractor.html_repr import format_number
+from attractor.laws import Attention
 from attractor.plotting import Panel
 from attractor.registry import find, unknown
+from attractor.states import Tokens
 
 Data = dict[str, Any]  # results of an entry, made of what JSON has
 Settings = Mapping[str, Any]
@@ -405,3 +410,13 @@ def draw_captioned(data: Data, panels: Sequence[Panel], caption: str, path: Path
 
     words = f"{caption} Drawn by: {command_of(data)} --plot {path.name}"
     return (draw_panels(panels, find_figure(data["key"]).title, words, path),)
+
+
+def make_tokens(points: NDArray[Any], masses: NDArray[Any] | None = None) -> Tokens:
+    """Return tokens at the points of an array."""
+    return Tokens(torch.from_numpy(points), None if masses is None else torch.from_numpy(masses))
+
+
+def make_law(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], **options: Any) -> Attention:
+    """Return attention with the parameters of arrays."""
+    return Attention(torch.from_numpy(query), torch.from_numpy(key), torch.from_numpy(value), **options)

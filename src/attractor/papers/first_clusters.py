@@ -21,11 +21,11 @@ from attractor.papers.figure import (
     Verdict,
     Work,
     draw_captioned,
+    make_tokens,
 )
 from attractor.plotting import Curve, Panel
 from attractor.solvers import flow
 from attractor.spaces import Sphere
-from attractor.states import Tokens
 
 Array = NDArray[np.float64]
 
@@ -61,7 +61,7 @@ def compute_counts(settings: Settings, work: Work) -> Data:
             found = []
             for seed in range(settings["starts"]):
                 angles = np.random.default_rng([settings["seed"], seed]).uniform(0, 2 * np.pi, n)
-                start = Tokens(np.stack((np.cos(angles), np.sin(angles)), axis=1))
+                start = make_tokens(np.stack((np.cos(angles), np.sin(angles)), axis=1))
                 options = {"rtol": 1e-5, "atol": 1e-7, "merge": False, "stop": (), "save": 1}
                 last = (
                     flow(Attention.isotropic(2, beta), start, space=Sphere(), until=float(until), **options)
@@ -169,7 +169,11 @@ def compute_thresholds(settings: Settings, work: Work) -> Data:
             return float(iv(dim / 2 + 1, beta) / iv(dim / 2, beta)) - 1.0 / dim
 
         rows.append(
-            {"dim": dim, "ours": tricritical_beta(dim), "scipy": float(brentq(excess, 1e-3, 50.0 * dim, xtol=1e-12))}
+            {
+                "dim": dim,
+                "ours": tricritical_beta(dim),
+                "scipy": float(brentq(excess, 1e-3, 50.0 * dim, xtol=1e-12)),  # type: ignore[arg-type]
+            }
         )
     betas = settings["betas"]
     for number, beta in enumerate(betas):

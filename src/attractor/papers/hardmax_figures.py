@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attractor.laws import Attention
 from attractor.observables import leaders
 from attractor.papers.figure import (
     SEED,
@@ -21,9 +20,10 @@ from attractor.papers.figure import (
     Verdict,
     Work,
     draw_captioned,
+    make_law,
+    make_tokens,
 )
 from attractor.plotting import Curve, Panel
-from attractor.states import Tokens
 
 Array = NDArray[np.float64]
 CODE = "DCN-FAU-AvH/clustering-hardmax-transformers 214785d"
@@ -52,16 +52,18 @@ def compute_leaders(settings: Settings, work: Work) -> Data:
     """Iterate the layers of every case with the engine's hardmax kernel and with NumPy."""
     alpha, layers = settings["alpha"], settings["layers"]
     rng, eye = np.random.default_rng(settings["seed"]), np.eye(2)
-    law = Attention(eye, eye, eye, kernel="hardmax")
+    law = make_law(eye, eye, eye, kernel="hardmax")
     rows: dict[str, Any] = {}
     for name, (fixed, random) in CASES.items():
         start = np.concatenate([np.array(fixed), *(rng.uniform(low, high, (count, 2)) for count, low, high in random)])
         points, other = [start], [start]
         for _ in range(layers):
-            moved = law.velocity(Tokens(points[-1])).numpy()
+            moved = law.velocity(make_tokens(points[-1])).numpy()
             points.append((points[-1] + alpha * moved) / (1.0 + alpha))
             other.append(hardmax_layer(other[-1], alpha))
-        led = [np.flatnonzero(leaders(Tokens(part), law, each=True).reshape(-1).numpy()).tolist() for part in points]
+        led = [
+            np.flatnonzero(leaders(make_tokens(part), law, each=True).reshape(-1).numpy()).tolist() for part in points
+        ]
         stack = np.array(points)
         norms = np.linalg.norm(stack, axis=-1)
         rows[name] = {
@@ -177,7 +179,7 @@ def inside(points: Array, corners: Array) -> NDArray[np.bool_]:
     """Whether points lie in a convex polygon with corners in order."""
     edges = np.roll(corners, -1, axis=0) - corners
     offsets = points[:, None] - corners[None]
-    return (edges[None, :, 0] * offsets[..., 1] - edges[None, :, 1] * offsets[..., 0] > 0).all(1)
+    return np.all(edges[None, :, 0] * offsets[..., 1] - edges[None, :, 1] * offsets[..., 0] > 0, axis=1)
 
 
 def compute_cells(settings: Settings, work: Work) -> Data:
@@ -190,7 +192,7 @@ def compute_cells(settings: Settings, work: Work) -> Data:
     raw = (points @ corners.T).argmax(1)
     unit = (points @ (corners / np.linalg.norm(corners, axis=1, keepdims=True)).T).argmax(1)
     eye = np.eye(2)
-    law = Attention(eye, eye, eye, kernel="hardmax")
+    law = make_law(eye, eye, eye, kernel="hardmax")
     ends = np.full(len(points), -1)
     own = (corners @ corners.T).argmax(1)
     for first in range(0, len(points), 500):
@@ -198,7 +200,7 @@ def compute_cells(settings: Settings, work: Work) -> Data:
         state = np.concatenate([corners, part])
         masses = np.concatenate([np.full(len(corners), 1.0), np.full(len(part), 1e-12)])
         for _ in range(settings["layers"]):
-            moved = law.velocity(Tokens(state, masses=masses / masses.sum())).numpy()
+            moved = law.velocity(make_tokens(state, masses / masses.sum())).numpy()
             state[len(corners) :] = ((state + settings["alpha"] * moved) / (1 + settings["alpha"]))[len(corners) :]
         ends[first : first + 500] = np.linalg.norm(state[len(corners) :, None] - corners[None], axis=-1).argmin(1)
     picture = np.full(len(grid), np.nan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from attractor.laws import Attention, Block, RMSNorm
@@ -69,7 +70,7 @@ def compute(settings: Settings, work: Work) -> Data:
     until, step = settings["until"], settings["step"]
     times = np.linspace(0.0, until, 51)
     # RMSNorm with this gain gives unit length
-    norm = RMSNorm(np.full(d, d**-0.5), eps=0.0)
+    norm = RMSNorm(torch.full((d,), d**-0.5, dtype=torch.float64), eps=0.0)
     rows = {}
     for number, (ours, theirs) in enumerate(SCHEMES.items()):
         work(number, len(SCHEMES))

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from attractor.laws import Attention
 from attractor.papers.figure import (
     SEED,
     Beside,
@@ -21,9 +21,10 @@ from attractor.papers.figure import (
     Verdict,
     Work,
     draw_captioned,
+    make_law,
+    make_tokens,
 )
 from attractor.plotting import Curve, Panel
-from attractor.states import Tokens
 
 Array = NDArray[np.float64]
 CODE = "aGiorlandino/ICLR-Signal-Propagation-Transformers d3d7ffc"
@@ -75,8 +76,8 @@ def compute(settings: Settings, work: Work) -> Data:
                     query, key = (size * rng.standard_normal((d, d)) for _ in range(2))
                     value = math.sqrt(var_w / d) * rng.standard_normal((d, d))
                     bias = math.sqrt(var_b) * rng.standard_normal((3, d))
-                    law = Attention(query, key, value, scale=d**-0.5, value_bias=bias[0])
-                    x = normalise(law.velocity(Tokens(x)).numpy() + x)
+                    law = make_law(query, key, value, scale=d**-0.5, value_bias=torch.from_numpy(bias[0]))
+                    x = normalise(law.velocity(make_tokens(x)).numpy() + x)
                     up, down = (math.sqrt(var_w / d) * rng.standard_normal((d, d)) for _ in range(2))
                     x = normalise(np.maximum(x @ up.T + bias[1], 0.0) @ down.T + bias[2] + x)
                     cosines.append(mean_cosine(x))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attractor.laws import Attention, Exponential
+from attractor.laws import Exponential
 from attractor.observables import energy
 from attractor.papers.figure import (
     SEED,
@@ -20,6 +20,7 @@ from attractor.papers.figure import (
     Verdict,
     Work,
     draw_captioned,
+    make_law,
 )
 from attractor.plotting import Curve, Panel
 from attractor.solvers import flow
@@ -51,7 +52,7 @@ def compute(settings: Settings, work: Work) -> Data:
         kernel = Exponential(shift=beta)
         row: Data = {"name": name, "levels": limit_energies(interaction)}
         for direction, sign in (("ascent", 1.0), ("descent", -1.0)):
-            law = Attention(np.eye(2), interaction, sign * interaction, kernel=kernel)
+            law = make_law(np.eye(2), interaction, sign * interaction, kernel=kernel)
             run = flow(law, start, space=Sphere(), save=times, rtol=1e-9, atol=1e-11, merge=False, stop=())
             values = energy(Tokens(run.points), law).numpy().reshape(len(times), -1)[:, 0] * np.exp(beta)
             row[direction] = values

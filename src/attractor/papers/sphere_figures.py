@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from attractor.laws import Attention
@@ -21,6 +22,7 @@ from attractor.papers.figure import (
     Verdict,
     Work,
     draw_captioned,
+    make_law,
 )
 from attractor.plotting import Curve, Panel
 from attractor.solvers import flow
@@ -192,20 +194,14 @@ def draw_goe(dim: int, seed: int) -> Array:
     return (matrix + matrix.T) / 2**0.5
 
 
-def make_cell(beta: float, dim: int, goe: bool, tokens: int, seed: int, starts: int) -> Any:
-    """The system of one cell: identity matrices, or W = GOE with V = W / sqrt(d + 1), one matrix for all starts."""
+def pair_shares(beta: float, dim: int, goe: bool, settings: Settings, times: list[float]) -> list[float]:
+    """Return the mean share of pairs that have met along time: identity matrices, or W = GOE and V = W / sqrt(d + 1) for all starts."""
     eye = np.eye(dim)
     weights = draw_goe(dim, 0) if goe else eye
-    law = Attention(beta * eye, weights, weights / (dim + 1) ** 0.5 if goe else eye)
-    return law, Tokens.uniform(tokens, dim, seed=seed, ensemble=starts), Sphere()
-
-
-def _identity_cell(beta: float, dim: int, tokens: int, seed: int, starts: int) -> Any:
-    return make_cell(beta, int(dim), False, int(tokens), seed, starts)
-
-
-def _goe_cell(beta: float, dim: int, tokens: int, seed: int, starts: int) -> Any:
-    return make_cell(beta, int(dim), True, int(tokens), seed, starts)
+    law = make_law(beta * eye, weights, weights / (dim + 1) ** 0.5 if goe else eye)
+    start = Tokens.uniform(settings["tokens"], dim, seed=settings["seed"], ensemble=settings["starts"])
+    run = flow(law, start, space=Sphere(), save=times, observe=["pair_fraction"], rtol=1e-7, atol=1e-9)
+    return run.observe("pair_fraction").double().mean(-1).tolist()
 
 
 def redraw_layers(dim: int, beta: float, settings: Settings, times: list[float]) -> list[float]:
@@ -231,33 +227,17 @@ def redraw_layers(dim: int, beta: float, settings: Settings, times: list[float])
 
 def compute_diagrams(settings: Settings, work: Work) -> Data:
     """Sweep beta for every dimension; the share of pairs with a cosine above 0.999 along time."""
-    from attractor.sweeps import grid, sweep
-
-    betas = np.asarray(grid(0.1, 9.0, settings["betas"])).tolist()
+    betas = np.linspace(0.1, 9.0, settings["betas"]).tolist()
     times = np.linspace(0.0, settings["until"], 11).tolist()
     maps: dict[str, Any] = {}
-    plans = [(f"d = {dim}", _identity_cell, dim) for dim in settings["dims"]] + [("GOE, d = 8", _goe_cell, 8)]
-    for number, (name, make, dim) in enumerate(plans):
+    plans = [*((f"d = {dim}", dim, False) for dim in settings["dims"]), ("GOE, d = 8", 8, True)]
+    for number, (name, dim, goe) in enumerate(plans):
         work(number, len(plans) + 1)
-
-        def measure(make: Any = make, dim: int = dim) -> list[list[float]]:
-            over = {"beta": betas, "dim": [dim], "tokens": [settings["tokens"]]}
-            found = sweep(
-                make,
-                over,
-                starts=settings["starts"],
-                observe="pair_fraction",
-                save=times,
-                seed=settings["seed"],
-                workers=1,
-            )
-            rows = []
-            for beta in betas:
-                values = np.asarray(found.values("pair_fraction", beta=beta, dim=dim, tokens=settings["tokens"]))
-                rows.append(values.reshape(-1, len(times)).mean(0).tolist())
-            return rows
-
-        maps[name] = work.keep(name, measure)
+        shares = [
+            work.keep(f"{name} {beta:g}", lambda b=beta, d=dim, g=goe: pair_shares(b, d, g, settings, times))
+            for beta in betas
+        ]
+        maps[name] = shares
     work(len(plans), len(plans) + 1)
     maps["redrawn GOE, d = 8"] = work.keep(
         "redrawn", lambda: [redraw_layers(8, beta, settings, times) for beta in betas]
@@ -316,8 +296,8 @@ DIAGRAMS = Figure(
             "phase-diagrams.py:451",
             2,
         ),
-        Parameter("starts", 8, "starts of each cell; the code has 2048", "phase-diagrams.py:453", 1),
-        Parameter("betas", 12, "values of beta from 0.1 to 9; the code has 90", "phase-diagrams.py:454-456", 2),
+        Parameter("starts", 24, "starts of each cell; the code has 2048", "phase-diagrams.py:453", 1),
+        Parameter("betas", 24, "values of beta from 0.1 to 9; the code has 90", "phase-diagrams.py:454-456", 2),
         Parameter("until", 30.0, "final time", "phase-diagrams.py:476", 0.1),
         Parameter(
             "step", 0.1, "step of the published scheme, used for redrawn matrices", "phase-diagrams.py:461", 1e-3
@@ -327,7 +307,7 @@ DIAGRAMS = Figure(
         "Seeds: the code draws without one.",
         "The period of redrawing in the printed figures; one unit of time is used.",
     ),
-    cost=90.0,
+    cost=25.0,
     compute=compute_diagrams,
     draw=draw_diagrams,
     summarise=lambda data: (
@@ -376,7 +356,7 @@ def sharper(data: Data) -> bool:
 
 def cosine_at(beta: float, n: int, time: float) -> float:
     """Return the cosine of the engine's equiangular tokens, orthogonal at the start, at a time."""
-    law, start = Attention.isotropic(2, beta), Equiangular(0.0, n, 1.0)
+    law, start = Attention.isotropic(2, beta), Equiangular(torch.zeros((), dtype=torch.float64), n)
     run = flow(law, start, space=Sphere(), until=time, save=1, rtol=1e-11, atol=1e-13, stop=())
     return float(run.cosines.reshape(-1)[-1])
 

@@ -29,13 +29,13 @@ class Curve:
     fine : a thin, pale line, for one of many paths.
     """
 
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
     name: str = ""
     dashed: bool = False
     dots: bool = False
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
+    low: Sequence[float] | np.ndarray | None = None
+    high: Sequence[float] | np.ndarray | None = None
     steps: bool = False
     colour: int | None = None
     fine: bool = False
