@@ -97,7 +97,7 @@ KINETIC = Figure(
         Parameter("until", 400.0, "final time", "kinetic.py:11", 1.0),
         Parameter("step", 0.1, "step of the published scheme", "kinetic.py:12", 1e-4),
     ),
-    cost=2.0,
+    cost=1.0,
     compute=compute_kinetic,
     draw=draw_kinetic,
     summarise=lambda data: (
@@ -279,9 +279,10 @@ def judge_staircase(data: Data) -> Verdict:
     errors = stair_errors(data)
     steps = [len(row["levels"]) - 1 for row in data["rows"]]
     words = (
-        f"The energy rises in {steps[0]} steps for every beta, from 1/n to 1. The starts are those of "
-        f"beta = {data['settings']['base']:g} for all curves (the code fixes them before its loop). The published stairs are within {max(errors):.2g} of rescaled time of "
-        "ours. After the last merge the code divides by a gradient of zero, and its energies are nan from there."
+        f"The energy rises in {steps[0]} steps for every beta, from 1/n to 1. All curves have the starts of "
+        f"beta = {data['settings']['base']:g}, which the code fixes before its loop. The published stairs are within "
+        f"{max(errors):.2g} of rescaled time of ours. After the last merge the code divides by a gradient of zero, and its "
+        "energies are nan from there."
     )
     good = len(set(steps)) == 1 and steps[0] == len(data["start"]) - 1 and max(errors) < 0.005
     return Verdict("reproduced" if good else "differs", words)
@@ -310,7 +311,7 @@ STAIRCASE = Figure(
     unknown=(
         "Which of the rescaled clocks of the code made the printed figure; its last lines use time_rescale_3 (lines 376-390).",
     ),
-    cost=15.0,
+    cost=4.0,
     compute=compute_staircase,
     draw=draw_staircase,
     summarise=lambda data: (

@@ -228,7 +228,7 @@ SHAPES = Figure(
         "Numbers of tokens, dimensions and times of the printed figures, which the code sets by hand; those of its last state are used, "
         "and the dimensions of the matrices that it quotes.",
     ),
-    cost=20.0,
+    cost=40.0,
     compute=compute_shapes,
     draw=draw_shapes,
     summarise=lambda data: (
@@ -339,7 +339,7 @@ LEADERS = Figure(
     unknown=(
         "The seed of A, V and the starts: V = RR', A = SS' with entries of R, S uniform in [-1, 1] (leaders.py:16-21).",
     ),
-    cost=2.0,
+    cost=1.0,
     compute=compute_leaders,
     draw=draw_leaders,
     summarise=lambda data: (
@@ -559,7 +559,7 @@ SPECTRA = Figure(
         ),
     ),
     unknown=("Weights of albert-xlarge-v2 cannot be had here; another ALBERT takes their place.",),
-    cost=3.0,
+    cost=1.0,
     compute=compute_spectra,
     draw=draw_spectra,
     summarise=lambda data: (

@@ -122,13 +122,13 @@ COUNTS = Figure(
         SEED,
         Parameter("tokens", 20000, "tokens on the circle", "the paper", 100),
         Parameter("betas", (2.0, 5.0, 10.0, 20.0, 40.0), "inverse temperatures", minimum=0.5),
-        Parameter("starts", 2, "starts of each beta", minimum=1),
+        Parameter("starts", 4, "starts of each beta", minimum=1),
         Parameter(
             "times", 1.3, "end, in units of the time in which the fastest mode grows from n^-1/2 to one", minimum=0.1
         ),
     ),
     unknown=("Starts, seeds, temperatures and times of the printed figures, and the authors' way to count.",),
-    cost=25.0,
+    cost=6.0,
     compute=compute_counts,
     draw=draw_counts,
     summarise=lambda data: (
@@ -219,7 +219,7 @@ THRESHOLDS = Figure(
     unknown=(
         "The parameters of the printed bifurcation diagrams of 2510.20094 and 2412.14813, of which only abstracts could be read.",
     ),
-    cost=6.0,
+    cost=1.0,
     compute=compute_thresholds,
     draw=draw_thresholds,
     summarise=lambda data: (

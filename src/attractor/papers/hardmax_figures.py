@@ -252,7 +252,7 @@ CELLS = Figure(
         Parameter("alpha", 0.5, "residual scale", minimum=0.0),
         Parameter("layers", 25, "layers", minimum=1),
     ),
-    cost=6.0,
+    cost=1.0,
     compute=compute_cells,
     draw=draw_cells,
     summarise=lambda data: (

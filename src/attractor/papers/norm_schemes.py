@@ -158,7 +158,7 @@ FIGURE = Figure(
         "Which temperatures the printed figures have; the code runs identity matrices (run_experiments.sh:10-11) as here.",
         "Seeds.",
     ),
-    cost=4.0,
+    cost=3.0,
     compute=compute,
     draw=draw,
     summarise=lambda data: (

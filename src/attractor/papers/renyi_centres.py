@@ -135,7 +135,7 @@ FIGURE = Figure(
         "The seed of the starts, the first times and the distance of the printed figure: chords are used.",
         "The authors' code.",
     ),
-    cost=10.0,
+    cost=1.0,
     compute=compute,
     draw=draw,
     summarise=lambda data: (

@@ -120,7 +120,7 @@ FIGURE = Figure(
         Parameter("until", 300.0, "final time, in units of e^-beta", minimum=1.0),
     ),
     unknown=("Parameters of the printed figures: the paper could not be read in full, and no code is public.",),
-    cost=6.0,
+    cost=1.0,
     compute=compute,
     draw=draw,
     summarise=lambda data: (

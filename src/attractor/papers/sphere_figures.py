@@ -138,7 +138,7 @@ RUNS = Figure(
         "The seed of the starts: the code draws them without one.",
         "The temperatures of the printed figures beside beta = 1.",
     ),
-    cost=4.0,
+    cost=1.0,
     compute=compute_runs,
     draw=draw_runs,
     summarise=lambda data: (
@@ -413,7 +413,7 @@ CURVE = Figure(
         Parameter("until", 30.0, "final time", "curve.ipynb, cell 2", 0.1),
         Parameter("betas", 50, "values of beta from 0.1 to 9", "curve.ipynb, cell 2", 2),
     ),
-    cost=4.0,
+    cost=2.0,
     compute=compute_curve,
     draw=draw_curve,
     summarise=lambda data: (
@@ -511,7 +511,7 @@ COSINES = Figure(
         "The text of the printed histograms.",
         "Weights of albert-xlarge-v2 cannot be had here; another ALBERT takes their place.",
     ),
-    cost=6.0,
+    cost=4.0,
     compute=compute_cosines,
     draw=draw_cosines,
     summarise=lambda data: (
