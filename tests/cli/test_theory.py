@@ -26,6 +26,15 @@ def test_predict_says_what_is_missing(command) -> None:
     assert "Nearest theorem" in done.out
 
 
+def test_predict_takes_noise(command) -> None:
+    report = command("predict --tokens 2 --dim 4 --space sphere --beta 2 --start orthonormal --redrawn 1 --json").json
+    assert [row["theorem"] for row in report["applicable"]] == ["consensus.N2"]
+    assert "0.2474" in report["times"]["consensus.N2"]["text"]  # A17
+    done = command("predict --tokens 6 --dim 2 --space sphere --beta 4 --noise 0.1")
+    assert "motion without noise" in done.out
+    assert "eps_c = 0.215881" in " ".join(done.out.split())
+
+
 def test_check_counts_instances(command) -> None:
     report = command(
         "check --theorem regimes.T5 --theorem regimes.T7 --instances 6 --violated 2 --processes 1 --json"
