@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 import attractor as at
-from attractor.models.hooks import record_blocks, run_stack
+from attractor.models.hooks import record_blocks
 from attractor.models.tracing import Session
 
 
@@ -35,12 +35,12 @@ def main() -> None:
     inputs, _ = model.inputs(ids)
 
     def looked() -> None:
-        with torch.no_grad(), record_blocks(model.model, opened, model.stack, lambda states: None):
-            run_stack(model.model, model.stack, inputs)
+        with torch.no_grad(), record_blocks(model.model, opened, model.stack or "", lambda states: None):
+            model.checkpoint.family.run(model.model, model.stack or "", inputs)
 
     def plain() -> None:
         with torch.no_grad():
-            run_stack(model.model, model.stack, inputs)
+            model.checkpoint.family.run(model.model, model.stack or "", inputs)
 
     ways: dict[str, Callable[[], object]] = {
         "plain": plain,
