@@ -33,7 +33,7 @@ MAX_LARGE = 4  # requests with long bodies at once
 LARGE_BODY = 1 << 16
 MAX_CLIENTS = 256  # whose last run is remembered
 READ_SECONDS, WRITE_SECONDS = 10.0, 30.0  # for a request, and for each part of an answer
-WAIT_SECONDS = 20.0  # for a free worker
+WAIT_SECONDS = 60.0  # for a free worker, which may have to import torch first
 SECONDS = {
     "run": 900.0,
     "predict": 60.0,
@@ -396,6 +396,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _run_task(self, name: str, body: bytes) -> None:
         """Let a worker compute, and send what it answers."""
+        self.waiting.cancel()  # the request has arrived
         client, kind = self._client(), "run" if name == "run" else "ask"
         try:
             value = json.loads(body, parse_constant=_reject_constant)
@@ -405,7 +406,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError(HTTPStatus.BAD_REQUEST, "the request must be a JSON object")
         if name in ("model", "models", "head"):
             value = {**value, "models": list(self.server.models)}
-        task = self.server.begin(client, kind)
+        task = self.server.begin(client, name)
 
         def stopped() -> bool:
             return task.cancelled.is_set() or self._has_left()
@@ -423,7 +424,7 @@ class Handler(BaseHTTPRequestHandler):
                 "all workers of the server are busy; try again when another run has ended",
             ) from None
         finally:
-            self.server.end(client, kind, task)
+            self.server.end(client, name, task)
 
     def _stream(self, answers: Any) -> None:
         self._send_head(HTTPStatus.OK, "application/x-ndjson", None)

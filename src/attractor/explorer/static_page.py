@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 SHARED = ("random.js", "numerics.js", "theory.js")  # scripts of the page and of its workers
-SCRIPTS = (*SHARED, "export.js", "scene.js", "panels.js", "app.js", "controls.js", "start.js")
+SCRIPTS = (*SHARED, "export.js", "scene.js", "panels.js", "app.js", "controls.js", "server.js", "models.js", "start.js")
 
 
 def read_source(name: str) -> str:

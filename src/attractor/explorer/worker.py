@@ -95,7 +95,16 @@ def run_system(body: dict[str, Any], send: Answer) -> None:
         _send_frame(send, encode, index, float(run.times[index]), run.points[index])
     for event in run.events[:MAX_EVENTS]:
         members = list(event.members) if event.size <= 64 else None
-        send({"kind": "event", "event": event.kind, "time": event.time, "members": members, "mass": event.mass})
+        send(
+            {
+                "kind": "event",
+                "event": event.kind,
+                "time": event.time,
+                "members": members,
+                "mass": event.mass,
+                "size": event.size,
+            }
+        )
     outcome = {"name": run.outcome.name, "time": run.outcome.time, "message": run.outcome.message}
     final = encode(run.final.points)  # type: ignore[union-attr]
     send({"kind": "end", "outcome": outcome, "stats": asdict(run.stats), **final})
@@ -187,6 +196,7 @@ def _theorem_row(item: Any, until: Any) -> dict[str, Any]:
         "meaning": row["meaning"],
         "margin": item.margin if row["verdict"] == "holds" else None,
         "rate": "" if item.scale is None else item.scale.describe(until),
+        "time": None if item.scale is None else item.scale.time,
         "exception": row["exception"],
         "hypotheses": hypotheses,
         "statement": theorem.statement,

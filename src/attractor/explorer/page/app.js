@@ -53,6 +53,7 @@ function recompute({ keepTime = true, from = null } = {}) {
   state.theory = predictFates(system, start, run.masses);
   showTheory();
   saveAddress();
+  document.dispatchEvent(new Event("system")); // the served page asks for all theorems
 }
 
 worker.onmessage = ({ data }) => {
@@ -141,7 +142,7 @@ function playFrames({ system, times, frames, events = [], outcome = null, words 
   const d = system.dim, n = frames[0].points.length / d, masses = system.masses ? Float64Array.from(system.masses) : new Float64Array(n).fill(1 / n), space = new Space(system.space, d), law = new Law(system);
   const run = { id: ++runs, n, d, system, start: frames[0].points, times, frames: [], curves: [], events, outcome, words, masses, began: performance.now(), wanted: 0 };
   for (const frame of frames) {
-    const full = n <= HEAVY || run.frames.length % Math.ceil((n / HEAVY) ** 2) === 0, curve = observe(law, space, frame.points, masses, n, d, full && n <= 4096);
+    const full = n <= HEAVY || run.frames.length % Math.ceil((n / HEAVY) ** 2) === 0 || run.frames.length === frames.length - 1, curve = observe(law, space, frame.points, masses, n, d, full && n <= 4096);
     addFrame(run, { ...frame, sizes: frame.sizes || null, curve });
   }
   showRun(run);
