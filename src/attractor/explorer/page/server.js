@@ -43,14 +43,16 @@ function askTheorems() {
   const asked = ++session.asked;
   session.timer = setTimeout(async () => {
     const { system } = state, own = state.theory;
-    if (!system || system.noise > 0) return; // the page knows what holds with noise
+    if (!system) return;
     try {
       const { theorems } = await (await request("/api/predict", { system: forPython(system) })).json();
       if (asked !== session.asked) return;
       const place = (row) => (ORDER.indexOf(row.fate) + 1 || ORDER.length + 1);
       const known = new Map(own.map((theorem) => [theorem.key, theorem])), list = theorems.sort((a, b) => place(a) - place(b)).map((row) => {
         const found = readTheorem(row), mine = known.get(row.key);
-        return mine && mine.applies && found.applies ? { ...found, rate: mine.rate } : found; // the page has rates as numbers
+        if (!mine) return found;
+        const numbers = Object.fromEntries(["margin", "critical"].filter((name) => mine[name] !== undefined).map((name) => [name, mine[name]]));
+        return { ...found, ...numbers, rate: mine.applies && found.applies ? mine.rate : NaN }; // the page has rates as numbers
       });
       takeTheorems(list);
       $("theory").dataset.served = String(list.length);
