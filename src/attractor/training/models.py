@@ -136,11 +136,11 @@ class Backbone(nn.Module):
 
     def penalised(self, x: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         """Return the last state, normalised, and ``weight`` times the mean cosine of tokens after every block, in training only."""
+        if not (weight and self.training):
+            return self(x), torch.zeros((), device=x.device)
         states = self.states(x)
-        penalty = torch.zeros((), device=x.device)
-        if weight and self.training:
-            penalty = weight * torch.stack([mean_cosine(state).mean() for state in states[1:]]).mean()
-        return self.norm(states[-1]), penalty
+        cosines = torch.stack([mean_cosine(state).mean() for state in states[1:]])
+        return self.norm(states[-1]), weight * cosines.mean()
 
     def states(self, x: Tensor) -> list[Tensor]:
         """Return tokens before the first block and after every block of every loop, (batch, n, d) each."""
