@@ -32,9 +32,9 @@ class Window:
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("console", lambda message: self.faults.append(message.text) if message.type == "error" else None)
 
-    def open(self, fragment: str = "") -> None:
+    def open(self, address: str = "") -> None:
         self.page.goto("about:blank")
-        self.page.goto(self.path.as_uri() + fragment)
+        self.page.goto(self.path.as_uri() + address)
         self.page.wait_for_selector("html[data-ready]")
 
     def ask(self, script: str, *arguments: Any) -> Any:
@@ -68,7 +68,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared(browser: Any, path: Path) -> Iterator[Window]:
     context = browser.new_context(viewport={"width": 1280, "height": 820}, accept_downloads=True)
     window = Window(context.new_page(), path)
-    window.open()
+    window.open("?webgl")  # in software, where the page would take a plain canvas as the other tests do
+    assert window.ask("() => Boolean(scene.gl)")
     yield window
     context.close()
 

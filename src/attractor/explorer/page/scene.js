@@ -103,6 +103,16 @@ const LINE_PIXELS = `#version 300 es
 precision highp float; in vec4 tint; in float across; out vec4 pixel;
 void main() { pixel = vec4(tint.rgb, tint.a * (1.0 - smoothstep(0.5, 1.0, abs(across)))); }`;
 
+// WebGL in software is slower than circles on a plain canvas; ?webgl takes it all the same
+function hasFastWebGL() {
+  if (new URLSearchParams(location.search).has("webgl")) return true;
+  const probe = document.createElement("canvas").getContext("webgl2", { failIfMajorPerformanceCaveat: true });
+  if (!probe) return false;
+  const names = probe.getExtension("WEBGL_debug_renderer_info"), name = names ? probe.getParameter(names.UNMASKED_RENDERER_WEBGL) : "";
+  probe.getExtension("WEBGL_lose_context")?.loseContext();
+  return !/swiftshader|llvmpipe|software|basic render/i.test(name);
+}
+
 class Scene {
   constructor(canvas, ground) {
     this.canvas = canvas;
@@ -111,7 +121,7 @@ class Scene {
     this.looks = {};
     this.gl = null;
     const options = { antialias: false, depth: true, alpha: true, premultipliedAlpha: false, preserveDrawingBuffer: true };
-    try { this.gl = canvas.getContext("webgl2", options); } catch { /* drawn as circles instead */ }
+    try { if (hasFastWebGL()) this.gl = canvas.getContext("webgl2", options); } catch { /* drawn as circles instead */ }
     if (this.gl) {
       this.prepare();
       canvas.addEventListener("webglcontextlost", (event) => event.preventDefault());
@@ -450,6 +460,14 @@ class Scene {
         context.arc(shape.x, shape.y, shape.radius, 0, 7);
         context.fillStyle = cssColour(shape.colour);
         context.fill();
+        if (this.n <= 400) { // light from the left
+          context.beginPath();
+          context.arc(shape.x - 0.3 * shape.radius, shape.y - 0.32 * shape.radius, 0.4 * shape.radius, 0, 7);
+          context.fillStyle = "rgba(255,255,255,0.22)";
+          context.fill();
+          context.beginPath();
+          context.arc(shape.x, shape.y, shape.radius, 0, 7);
+        }
         context.lineWidth = shape.token === view.selected ? 3 : 1;
         context.strokeStyle = cssColour(shape.token === view.selected ? this.looks.ink : this.looks.edge);
         context.stroke();
