@@ -148,7 +148,7 @@ def arc_run(start: Array, beta: float) -> tuple[Array, Array, list[float]]:
             return float(np.diff(now).min()) - near
 
         gap.terminal = True  # type: ignore[attr-defined]
-        found = solve_ivp(speed, (0.0, 10.0), angles, events=gap, rtol=1e-9, atol=1e-12, max_step=0.01)
+        found = solve_ivp(speed, (0.0, 10.0), angles, events=gap, rtol=1e-9, atol=1e-12, max_step=0.003)
         arcs += (total + found.t[1:]).tolist()
         energies += [float(scaled_energy(now, beta, masses)) for now in found.y.T[1:]]
         total, angles = total + float(found.t[-1]), found.y[:, -1]

@@ -228,7 +228,7 @@ def redraw_layers(dim: int, beta: float, settings: Settings, times: list[float])
 def compute_diagrams(settings: Settings, work: Work) -> Data:
     """Sweep beta for every dimension; the share of pairs with a cosine above 0.999 along time."""
     betas = np.linspace(0.1, 9.0, settings["betas"]).tolist()
-    times = np.linspace(0.0, settings["until"], 11).tolist()
+    times = np.linspace(0.0, settings["until"], 31).tolist()
     maps: dict[str, Any] = {}
     plans = [*((f"d = {dim}", dim, False) for dim in settings["dims"]), ("GOE, d = 8", 8, True)]
     for number, (name, dim, goe) in enumerate(plans):
@@ -261,7 +261,8 @@ def draw_diagrams(data: Data, path: Path) -> tuple[Path, ...]:
     """Draw a map for each dimension, with the curve of equiangular tokens."""
     betas, times = data["betas"], data["times"]
     half = (betas[-1] - betas[0]) / (len(betas) - 1) / 2
-    extent = (times[0], times[-1], betas[0] - half, betas[-1] + half)
+    wide = (times[1] - times[0]) / 2
+    extent = (times[0] - wide, times[-1] + wide, betas[0] - half, betas[-1] + half)
     panels = []
     for name, values in data["maps"].items():
         kept = [(time, beta) for time, beta in zip(data["curve"], betas, strict=True) if time <= times[-1]]
