@@ -138,7 +138,7 @@ FIGURE = Figure(
         Parameter("cosine", 0.05, "cosine of the tokens at the start; the code has texts of TinyStories", minimum=0.0),
     ),
     unknown=("The texts of the printed figure, and with them the cosine at the start.",),
-    cost=25.0,
+    cost=12.0,
     compute=compute,
     draw=draw,
     summarise=lambda data: (
