@@ -242,3 +242,17 @@ def test_weights_of_another_regime_are_refused_and_nothing_is_loaded() -> None:
         DefiniteAttention(DIM, HEADS, "divergent", interaction="negative").load_state_dict(given)
     same = DefiniteAttention(DIM, HEADS, "divergent").bfloat16()
     assert same.load_state_dict(given) == ([], [])
+
+
+def test_official_orientation_starts_as_published() -> None:
+    """At d = 192 the skew part of the interaction is 4.4 times the symmetric one, and the value has a spectral norm of about 6."""
+    ratios, norms = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layer = DefiniteAttention(192, 3, "convergent", orientation="official")
+        interaction = layer.core.interaction().detach()  # type: ignore[operator]
+        skew, symmetric = (interaction - interaction.mT) / 2, (interaction + interaction.mT) / 2
+        ratios.append(float(skew.norm() / symmetric.norm()))
+        norms.append(float(torch.linalg.matrix_norm(layer.weights().v.detach(), 2)))
+    assert sum(ratios) / 3 == pytest.approx(4.4, abs=0.1)
+    assert 5.0 < sum(norms) / 3 < 7.0

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from attractor.errors import InputError
+from attractor.spaces import Euclidean
+from attractor.states import Tokens
 from attractor.training import STUDIES, Config, arm_entries, find_study, train
 from attractor.training.studies.stacked_training import Execution, open_source, train_models, train_seeds
 
@@ -155,3 +157,38 @@ def test_the_forms_for_a_gpu_have_the_same_losses(study: str, arm: str, data: di
     stack.shape = replace(stack.shape, pad=True)
     assert stack.parameters["backbone.blocks.widen.weight"].shape[-2] % 64
     torch.testing.assert_close(stack.losses(*batch)[0], usual, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_of_a_loop_have_the_same_weights(data: dict[str, str], tmp_path: Path) -> None:
+    """Three loops of one block with injection are the block applied three times, as a law with its norms too."""
+    config = config_of("looped", "pre-inject/6", data, placement="ngpt:0.3", loops=3)
+    config = replace(config, layers=1)
+    model = open_source(config, torch.device("cpu"), tmp_path).model(config).double().eval()
+    block = model.backbone.blocks[0]
+    model.backbone.places = None
+    states = [torch.randn(2, 4, 12, dtype=torch.float64)]
+    for again in (0, 1, 1):
+        states.append(block(states[-1] + again * states[0]))
+    found = model.backbone.states(states[0])
+    assert len(found) == 4
+    for one, other in zip(found, states, strict=True):
+        torch.testing.assert_close(one, other)
+    moved = block.law().layer(Tokens(states[0][0]), 1.0, Euclidean())
+    torch.testing.assert_close(moved, states[1][0], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"placement": "ngpt"}, "ngpt takes a share above 0"),
+        ({"placement": "ngpt:2"}, "ngpt takes a share above 0"),
+        ({"placement": "pre:0.1"}, "no other takes one"),
+        ({"placement": "pro"}, "placement 'pro' is not known"),
+        ({"inject": True}, "give loops of at least 2"),
+        ({"penalty": -1.0}, "penalty must be a number of at least 0"),
+        ({"loops": 0}, "loops must be a whole number of at least 1"),
+    ],
+)
+def test_bad_loops_norms_and_penalties(entries: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Config(data="words.txt", **entries)  # type: ignore[arg-type]
