@@ -183,3 +183,44 @@ def test_the_served_page(browser: Any, served: Explorer) -> None:
     assert [url for url in requests if not url.startswith((origin, "blob:", "data:"))] == []
     assert [fault for fault in faults if "GPU stall" not in fault] == []
     context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(120)
+def test_a_shared_system_writes_nothing_but_numbers_and_known_words(browser: Any, tmp_path: Any) -> None:
+    """A link or a file of someone else must not put code into the copied command or program."""
+    file = tmp_path / "explorer.html"
+    file.write_text(build_page(), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready]")
+    evil = '"); import os; os.abort()  # '
+    parts: list[dict[str, Any]] = [
+        {"mask": evil},
+        {"mask": {"window": evil}},
+        {"positions": {"rotary": evil}},
+        {"stop": [evil]},
+        {"kernel": evil},
+        {"space": evil},
+        {"beta": evil},
+        {"until": evil},
+        {"merge": evil},
+        {"noise": 0.1, "step": evil},
+        {"layers": evil},
+        {"noise_seed": evil},
+        {"start": {"kind": f"clusters:{evil}", "tokens": 8}},
+        {"start": {"kind": "clusters", "tokens": 8, "spread": evil}},
+        {"start": {"kind": "uniform", "tokens": 8, "seed": evil}},
+        {"start": {"kind": "uniform", "tokens": evil}},
+        {"start": {"kind": "points", "points": [[evil, 1, 0]]}},
+        {"masses": [evil] * 64},
+        {"heads": [{"query": [[evil, 0, 0]], "key": [[1, 0, 0]]}]},
+        {"heads": [{"value": [[evil, 0, 0], [0, 1, 0], [0, 0, 1]]}]},
+    ]
+    script = """(part) => {
+      try { const system = completeSystem(part); return writePython(system) + writeCommand(system); } catch (error) { return ""; }
+    }"""
+    for part in parts:
+        assert "abort" not in page.evaluate(script, part), part
+    assert "attractor simulate" in page.evaluate(script, {"beta": 2})
+    page.close()

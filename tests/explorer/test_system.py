@@ -165,6 +165,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"layers": 0.1, "reverse": True}, "continuous"),
     ({"reverse": 1}, "true or false"),
     ({"stop": "steady"}, "must be a list"),
+    ({"stop": ['"]); import os; os.abort()  # ']}, "not known"),
+    ({"kernel_options": {"x=__import__('os').abort()": 1}}, "not known"),
+    ({"mask": '"); import os; os.abort()  # '}, "mask must be"),
+    ({"kernel": '"); import os; os.abort()  # '}, "not known"),
+    ({"space": '"); import os; os.abort()  # '}, "not known"),
+    ({"start": {"kind": 'ball:1"); import os; os.abort()  # '}}, "not known"),
     ({"kernel_options": {"eps": 0.5}}, "eps"),
 ]
 

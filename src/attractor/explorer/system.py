@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SCHEMA = "attractor.system/1"
 Matrix = tuple[tuple[float, ...], ...]
 RTOL, ATOL = 1e-8, 1e-10  # defaults of flow
+RULES = ("consensus", "collapsed", "steady")
 LONGEST_WORD = 100_000  # characters of one argument; Linux takes 131,071
 LONGEST_LINE = 1_000_000  # characters of a command line
 
@@ -162,8 +163,6 @@ class System:
         from attractor.laws import kernel_named
 
         kernel = kernel_named(self.kernel)
-        for name in self.kernel_options:
-            check_name(name, kernel.options(), f"the option of the {self.kernel} kernel", "options")
         return replace(kernel, **self.kernel_options) if self.kernel_options else kernel  # type: ignore[type-var]
 
     def matrices(self, name: str) -> list[Matrix]:
@@ -546,7 +545,11 @@ def _check_system(system: System) -> None:
             raise InputError(f"the start {start.kind!r} is not known")
         if start.kind == "orthonormal" and start.tokens > dim:
             raise InputError(f"at most dim orthonormal tokens exist: got {start.tokens} in dimension {dim}")
-    kernel_named(system.kernel)
+    kernel = kernel_named(system.kernel)
+    for name in system.kernel_options:  # they are written into programs
+        check_name(name, kernel.options(), f"the option of the {system.kernel} kernel", "options")
+    for name in system.stop:
+        check_name(name, RULES, "the rule", "rules")
     if isinstance(system.space, str):
         check_name(system.space, ("sphere", "euclidean"), "the space", "spaces")
     elif len(system.space) != dim or any(len(row) != dim for row in system.space):

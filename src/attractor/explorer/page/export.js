@@ -34,6 +34,16 @@ function completeSystem(given) {
   if (typeof system.space === "object" ? !square(system.space.ellipsoid) : !["sphere", "euclidean"].includes(system.space)) throw new Error("the space must be sphere, euclidean or {ellipsoid: matrix}");
   for (const name of ["beta", "until", "rtol", "atol", "noise"]) if (!Number.isFinite(system[name])) throw new Error(`${name} must be a finite number`);
   if (!(system.until > 0)) throw new Error("until must be positive");
+  // everything that is written into commands and programs is a number or a known word
+  if (start.kind !== "points" && !/^[a-z]+(:[-+0-9.,e]+)?$/.test(String(start.kind))) throw new Error(`the start ${start.kind} is not known to the page`);
+  if (system.mask === "none") system.mask = null;
+  if (system.mask !== null && system.mask !== "causal" && !(typeof system.mask === "object" && Number.isInteger(system.mask.window) && system.mask.window >= 1)) throw new Error("the mask must be null, causal or {window: w}");
+  if (system.positions !== null && !(typeof system.positions === "object" && Number.isFinite(system.positions.rotary) && system.positions.rotary > 0)) throw new Error("positions must be null or {rotary: base}");
+  if (system.stop !== null && !(Array.isArray(system.stop) && system.stop.every((name) => ["consensus", "collapsed", "steady"].includes(name)))) throw new Error("stop must be a list of consensus, collapsed, steady");
+  for (const name of ["noise_seed", "step", "layers", "merge"]) if (system[name] !== null && !Number.isFinite(system[name])) throw new Error(`${name} must be a finite number`);
+  for (const name of ["seed", "spread", "clusters"]) if (start[name] !== undefined && start[name] !== null && !Number.isFinite(start[name])) throw new Error(`${name} of the start must be a finite number`);
+  for (const { query, key } of system.heads) if (query && !(Array.isArray(key) && query.length === key.length && [...query, ...key].every((row) => Array.isArray(row) && row.length === d && row.every(Number.isFinite)))) throw new Error(`query and key must be rows of ${d} numbers`);
+  system.reverse = system.reverse === true;
   if (system.masses && (system.masses.length !== n || !system.masses.every((mass) => mass > 0))) throw new Error(`masses must be ${n} positive numbers`);
   if (system.noise > 0) { system.step = system.step || 0.02; system.layers = null; }
   if (system.positions && d % 2 && !system.heads[0].query) throw new Error("rotary positions turn pairs of coordinates: take an even dimension");
