@@ -127,11 +127,19 @@ inline double zero_if(bool condition, double x) { return condition ? 0 : x; }
 inline float zero_if(bool condition, float x) { return condition ? 0 : x; }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline float rsqrt(float x) { return 1 / std::sqrt(x); }
+inline double times(double a, double b) { return a * b; }
+inline float times(float a, float b) { return a * b; }
 inline double reciprocal(double x) { return 1 / x; }
 inline float reciprocal(float x) { return 1 / x; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
+template <class T>
+void sincospi(T x, T* sine, T* cosine) {
+    *sine = T(std::sin(3.141592653589793 * double(x))), *cosine = T(std::cos(3.141592653589793 * double(x)));
+}
 using std::exp2;
 using std::fabs;
 using std::fma;
+using std::log;
 using std::log2;
 using std::pow;
 using std::sqrt;

@@ -15,7 +15,7 @@ from test_native import agree
 
 import attractor as at
 from attractor.engines import native
-from attractor.solvers import device_loop
+from attractor.solvers import device_kernels, device_loop
 
 pytestmark = pytest.mark.skipif(bool(native.reason) or shutil.which("g++") is None, reason=native.reason or "needs g++")
 
@@ -37,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> EmulatedDevice:
     device = EmulatedDevice(folder)
-    monkeypatch.setattr(device_loop, "backend", device)
-    device_loop._function.cache_clear()
+    monkeypatch.setattr(device_kernels, "backend", device)
+    device_kernels._function.cache_clear()
     return device
 
 
@@ -112,8 +112,8 @@ def test_rules_that_end_members_at_different_times(rules: tuple[str, ...], emula
 @pytest.mark.parametrize("case", [0, 1, 4, 10])
 def test_one_system_on_all_blocks(case: int, emulated: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, name, method, mask, weighted, _ = CASES[case]
-    monkeypatch.setattr(device_loop, "GRID_TOKENS", 10)
-    monkeypatch.setattr(device_loop, "TILE_BYTES", 1 << 11)
+    monkeypatch.setattr(device_kernels, "GRID_TOKENS", 10)
+    monkeypatch.setattr(device_kernels, "TILE_BYTES", 1 << 11)
     emulated.largest_block = 32 if case % 2 else 96
     generator, space = np.random.default_rng([case, 6]), SPACES[name]
     n = 45
@@ -209,10 +209,10 @@ def test_plans_that_other_loops_take(options: dict[str, Any], emulated: Emulated
 
 
 def test_systems_that_other_loops_take(emulated: EmulatedDevice) -> None:
-    for n, dim in ((4, device_loop.MAX_DIM + 1), (device_loop.MAX_TOKENS + 1, 2)):
+    for n, dim in ((4, device_kernels.MAX_DIM + 1), (device_kernels.MAX_TOKENS + 1, 2)):
         law = at.Attention.isotropic(dim, 1.0)
         assert "device" not in at.flow(law, at.Tokens.uniform(n, dim), space="sphere", until=0.1).stats.engine
-    law = at.Attention.isotropic(3, 1.0, positions=at.Rotary(dim=2))
+    law = at.Attention.isotropic(3, 1.0, positions=at.Alibi())
     assert "device" not in at.flow(law, at.Tokens.uniform(4, 3), space="sphere", until=0.1).stats.engine
 
 
@@ -234,3 +234,84 @@ def test_parameters_changed_in_place_are_seen(emulated: EmulatedDevice) -> None:
     second = at.flow(law, tokens, space="sphere", until=1.0)
     assert not torch.equal(first.final.points, second.final.points)
     agree(*both(emulated, law, tokens, space="sphere", until=1.0))
+
+
+@pytest.mark.parametrize("edit", ["data", "numpy"])
+def test_parameters_changed_past_the_version_counter_are_seen(edit: str, emulated: EmulatedDevice) -> None:
+    matrix = torch.eye(3, dtype=torch.float64)
+    law = at.Attention(matrix.clone(), matrix.clone(), matrix)
+    tokens = at.Tokens.uniform(5, 3, seed=2)
+    options: dict[str, Any] = {"space": "sphere", "until": 1.0, "stop": (), "merge": False}
+    first = at.flow(law, tokens, **options)
+    if edit == "data":
+        law.value.data[0, 1] = 2.0
+    else:
+        law.value.numpy()[0, 1] = 2.0
+    second = at.flow(law, tokens, **options)
+    fresh = at.flow(at.Attention(law.query, law.key, law.value.clone()), tokens, **options)
+    assert not torch.equal(first.final.points, second.final.points)
+    assert torch.equal(second.final.points, fresh.final.points)
+
+
+def test_a_run_from_other_points_is_repeated(emulated: EmulatedDevice) -> None:
+    law = at.Attention.isotropic(3, 3.0)
+    options: dict[str, Any] = {"space": "sphere", "until": 4.0, "save": 5, "stop": (), "merge": False}
+    for seed in (1, 2, 3):
+        tokens = at.Tokens.uniform(9, 3, seed=seed, ensemble=(2, 3))
+        run = at.flow(law, tokens, **options)
+        device_loop._repeats.clear() if seed == 3 else None
+        again = at.flow(law, tokens, **options)
+        assert torch.equal(run.points, again.points)
+        assert torch.equal(run.final.points, again.final.points)
+        assert run.outcomes == again.outcomes
+        names = ("evaluations", "accepted", "rejected", "method", "engine")
+        assert [getattr(run.stats, name) for name in names] == [getattr(again.stats, name) for name in names]
+        assert torch.equal(run.times, again.times)
+    short = at.Tokens(1.5 * tokens.points)  # not on the sphere: Python puts them there
+    moved = at.flow(law, short, **options)
+    torch.testing.assert_close(moved.points, run.points, rtol=0, atol=1e-9)
+    with pytest.raises(at.AttractorError, match="zero vector"):
+        at.flow(law, at.Tokens(0.0 * tokens.points), **options)
+
+
+def test_repeated_runs_are_stored_and_resumed(emulated: EmulatedDevice, tmp_path: Path) -> None:
+    law, tokens = at.Attention.isotropic(2, 1.0), at.Tokens.uniform(4, 2, seed=5, ensemble=3)
+    options: dict[str, Any] = {"space": "sphere", "until": 1.0, "save": 4, "stop": (), "merge": False}
+    at.flow(law, tokens, **options)
+    run = at.flow(law, tokens, **options)
+    run.save(tmp_path / "run.zarr")
+    loaded = at.load(tmp_path / "run.zarr")
+    assert torch.equal(loaded.points, run.points)
+    assert loaded.outcomes == run.outcomes
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+def test_hardmax(exclude_self: bool, emulated: EmulatedDevice) -> None:
+    generator = np.random.default_rng(7)
+    kernel = at.Hardmax(exclude_self=exclude_self)
+    points = np.stack([SPACES["sphere"].random(14, 3, seed=seed) for seed in range(4)])
+    points[1, 3] = points[1, 4]  # these two tie wherever they are largest
+    options: dict[str, Any] = {"space": SPACES["sphere"], "until": 0.6, "save": 4, "method": "dopri5", "merge": False}
+    for mask in (None,) if exclude_self else (None, "causal"):
+        query, key, value = generator.standard_normal((3, 2, 3, 3))
+        law = at.Attention(query, key, value / 4, kernel=kernel, mask=mask)
+        here = at.flow(law, at.Tokens(points), stop=(), **options)
+        assert here.stats.engine == "device"
+        there = at.flow(law, at.Tokens(points), stop=(), engine="reference", **options)
+        torch.testing.assert_close(here.points, there.points, rtol=0, atol=1e-6)
+    tolerant = at.Attention(np.eye(3), np.eye(3), np.eye(3), kernel=at.Hardmax(tie_tolerance=0.1))
+    runs = [at.flow(tolerant, at.Tokens(points), stop=(), engine=engine, **options) for engine in (None, "reference")]
+    assert runs[0].stats.engine == "device"
+    torch.testing.assert_close(runs[0].points, runs[1].points, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "space"), [("softmax", "sphere"), ("linear", "euclidean")])
+def test_rotary_positions(kernel: str, space: str, emulated: EmulatedDevice) -> None:
+    generator = np.random.default_rng(3)
+    query, key, value = generator.standard_normal((3, 2, 4, 4))
+    law = at.Attention(query, key, -np.abs(value) / 8, kernel=kernel, mask="causal", positions=at.Rotary(theta=10.0, dim=2))
+    points = 0.5 * generator.standard_normal((3, 11, 4))
+    points = points if space == "euclidean" else points / np.linalg.norm(points, axis=-1, keepdims=True)
+    for positions in (None, generator.random((3, 11))):
+        tokens = at.Tokens(points, positions=positions)
+        agree(*both(emulated, law, tokens, space=space, until=1.0, save=3, merge=False, stop=()))

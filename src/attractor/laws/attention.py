@@ -21,7 +21,7 @@ from attractor.laws.law import Law
 from attractor.laws.masks import Mask, Visibility, as_mask
 from attractor.laws.positions.combined import acts_on_heads, as_positions, encodings_of
 from attractor.laws.positions.position import Positions
-from attractor.states import Tokens, convert_parameters, tensor_version
+from attractor.states import Tokens, convert_parameters, tensor_state
 
 Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # points to queries and keys
 
@@ -160,28 +160,38 @@ class Attention(Law):
         matrix: Tensor = getattr(self, name)
         if _watched(matrix):
             return None, False
-        now, known = tensor_version(matrix), self._multiples.get(name)
-        if known is None or known[0] != now or now < 0:
+        now, known = tensor_state(matrix), self._multiples.get(name)
+        if known is None or known[0] != now or now is None:
             scalars = _multiple(matrix)
             known = self._multiples[name] = (now, scalars, scalars is not None and bool((scalars == 1).all()))
         return known[1:]
 
     @cached_property
-    def _multiples(self) -> dict[str, tuple[int, Tensor | None, bool]]:
-        """What is known of parameters, and at which version."""
+    def _multiples(self) -> dict[str, tuple[tuple[int, bytes] | None, Tensor | None, bool]]:
+        """What is known of parameters, and in which state."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: nothing that was found out about other tensors."""
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
-    @cached_property
+    @property
     def _symmetric_scores(self) -> bool:
-        """Whether scores form a symmetric positive semi-definite matrix for any tokens, and stay so where gradients look."""
+        """Whether scores form a symmetric positive semi-definite matrix for any tokens, and stay so where gradients look. It is looked
+        at again when parameters were changed in place."""
         if self.positions is not None or self.query_bias is not None or self.key_bias is not None or self.scale < 0:
             return False
         if self.query.requires_grad or self.key.requires_grad:
             return False
+        known = self.__dict__.get("_known_symmetry")
+        if known is not None and _watched(self.query):
+            return known[1]
+        now = () if _watched(self.query) else (tensor_state(self.query), tensor_state(self.key))
+        if known is None or known[0] != now:
+            known = self.__dict__["_known_symmetry"] = (now, self._has_symmetric_scores())
+        return known[1]
+
+    def _has_symmetric_scores(self) -> bool:
         interaction = self.interaction.detach()
         if not bool(torch.isfinite(interaction).all()) or not torch.equal(interaction, interaction.mT):
             return False

@@ -2,7 +2,7 @@
 
 from attractor.solvers.blow_up_approach import Approach, factor_eigenvalues, integrate_to_blow_up
 from attractor.solvers.cluster_integration import bound_merging_time
-from attractor.solvers.device_loop import device_loop_reason
+from attractor.solvers.device_kernels import device_loop_reason
 from attractor.solvers.linear_stability import Jacobian, LinearStability, jacobian, stability
 from attractor.solvers.log_time import LogTime, exp, format_log_time, log_of
 from attractor.solvers.lyapunov_exponents import Lyapunov, lyapunov

@@ -3,10 +3,11 @@
 //
 //   REAL, WIDE           the type of points, and whether it is double
 //   D, E                 dimensions of tokens and of heads (E only where keys are not the tokens)
-//   MODE                 0 softmax, 1 exponential, 2 sigmoid, 3 linear
+//   MODE                 0 softmax, 1 exponential, 2 sigmoid, 3 linear, 4 hardmax
 //   FEATURES             whether queries and keys are projected; otherwise scores are <x_i, P x_j> with P = K'Q and keys are the tokens
 //   SQUARED              scores are minus squared distances
-//   CAUSAL, WINDOWED, SKIP_SELF, WEIGHTED (masses differ), MATRICES (values are matrices, not numbers)
+//   CAUSAL, WINDOWED, SKIP_SELF, HIDE_SELF (under hardmax), WEIGHTED (masses differ), MATRICES (values are matrices, not numbers)
+//   TURNED               pairs of coordinates of queries and keys that positions turn
 //   SPACE                0 Euclidean, 1 sphere, 2 ellipsoid
 //   SHIFTED              whether scores may be too large for a common shift, so that the largest one is computed first
 //   MERGING              whether close tokens are merged
@@ -15,6 +16,9 @@
 //   THREADS, BLOCKS      threads of a block, and blocks that a multiprocessor should hold
 //   SPLIT                threads of a token, which share its keys: a power of 2 up to 32
 //   GRID, TILE           whether all blocks together integrate one system; then keys are read in tiles of so many
+//   NOISE                0 none, or a method with noise: 1 Euler, 2 Strang's splitting; then also
+//   LAYER_NOISE          whether noise is added before normalisation, instead of being that of the space
+//   RECORD, REVERSE      whether steps are recorded for gradients, and whether this is the reverse sweep; then HEADS, and ROWS keys of a tile
 //   STAGES, ERRORS, EXTRA, PARTS, ORDER and the tableau A, ERROR, PART: row s of A has the weights of the slopes from which slope s is
 //                        computed; rows after STAGES belong to the dense output
 //
@@ -47,8 +51,10 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 #define MOST (WIDE ? 1.7e308 : 3.4e38)
 
+#if !NOISE
 constexpr int slopes = STAGES + 1 + EXTRA;
 CONSTANT double tableau[slopes][slopes] = A, error_weights[ERRORS][STAGES + 1] = ERROR, part_weights[PARTS - 3][slopes] = PART;
+#endif
 constexpr int keys_row = ((FEATURES ? E : D) + 1 + (WIDE ? 1 : 3)) / (WIDE ? 2 : 4) * (WIDE ? 2 : 4);  // a key and its bias, aligned
 constexpr int points_row = FEATURES ? (D + (WIDE ? 1 : 3)) / (WIDE ? 2 : 4) * (WIDE ? 2 : 4) : 0;
 
@@ -62,7 +68,7 @@ enum Rule { consensus_rule = 0, collapse_rule = 1, steady_rule = 2 };
 
 // The argument; device_loop.py has the same fields in the same order. Strides between members are 0 where they share one array.
 struct Run {
-    Long members, columns, saves, attempts, interaction_stride, value_stride, mass_stride;
+    Long members, columns, saves, attempts, interaction_stride, value_stride, mass_stride, turn_stride;
     REAL *y, *f, *anchor, *inside, *saved, *masses, *near_anchor;
     const REAL *interaction, *query, *key, *value, *shifts, *matrix;
     double *state, *totals, *log;  // the log has time, two nodes and mass (4, members, width)
@@ -70,10 +76,30 @@ struct Run {
     REAL *workspace, *partials;  // of a grid: what else is in shared memory, and results of blocks
     unsigned* arrived;           // number of arrivals at barriers of the grid, 0 at the start
     const double* save_times;
+    const REAL* turns;  // cosines and sines of the angles by which positions turn queries and keys (n, pairs, 2)
     int width, n, heads, window, fresh, named_times, order[3];
     double start, end, rtol, atol, first_step, safety, shrink, grow, bound, scale, bias, radius, consensus, collapse, steady;
     double noise, patience, enough_rest, calm_growth, tiny, least_time, least_move, unresolved, given_up;
-    double stability, stiff_steps, calm_steps, first_wait, merge;
+    double stability, stiff_steps, calm_steps, first_wait, merge, ties;
+    // of a run with noise: standard deviations of the steps, where they are saved, and the index of members in the random numbers
+    const double *amplitudes, *common, *inverse_root;
+    const int* save_rows;
+    const Long* draws;
+    Long amplitude_steps, amplitude_members, amplitude_tokens, common_steps, first;
+    unsigned seed[2];
+    double noise_step;
+    // of a run whose gradients are needed (device_gradient.cu): for each member the number of steps, and how many states are kept, at
+    // every so many steps; length and end of each step; points and slopes at the starts of those steps
+    int *record;
+    double* record_steps;
+    REAL* kept;
+    Long record_room, record_slots;
+    // and for its reverse sweep: states that are computed again, results that were read and their gradients, and gradients
+    REAL* again;
+    const Long *read_first, *read_step;
+    const double* read_place;
+    const REAL* read_grads;
+    REAL *grad_start, *grad_masses, *grad_law;
 };
 
 struct Vector {
@@ -117,6 +143,8 @@ DEVICE float power_of_two(float x) {
 }
 DEVICE double zero_if(bool condition, double x) { return __hiloint2double(condition ? 0 : __double2hiint(x), __double2loint(x)); }
 DEVICE float zero_if(bool condition, float x) { return condition ? 0.0f : x; }
+DEVICE double times(double a, double b) { return __dmul_rn(a, b); }
+DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
 DEVICE double reciprocal(double x) { return 1.0 / x; }
 DEVICE float reciprocal(float x) { return __frcp_rn(x); }
 #endif
@@ -319,9 +347,27 @@ struct System {
         return total;
     }
 
+    // Add the part of a head to the velocity at x.
     DEVICE void attend(int head, const Vector& x, Vector& total) {
-        constexpr int features = FEATURES ? E : D;
-        REAL query[features];
+        REAL query[FEATURES ? E : D];
+        Vector mean;
+        average(head, x, query, mean);
+        add_values(head, mean, total);
+    }
+
+    DEVICE void add_values(int head, const Vector& mean, Vector& total) const {
+#if MATRICES
+        const REAL* V = run.value + row * run.value_stride + head * D * D;
+        for (int c = 0; c < D; c++) total.v[c] += dot(V + c * D, mean.v);
+#else
+        const REAL value = run.value[row * run.value_stride + head];
+#pragma unroll
+        for (int c = 0; c < D; c++) total.v[c] = fma(value, mean.v[c], total.v[c]);
+#endif
+    }
+
+    // The query of a head at x, and the mean of the points by its weights; returns log2 of the normaliser of softmax.
+    DEVICE REAL average(int head, const Vector& x, REAL (&query)[FEATURES ? E : D], Vector& mean) {
         Key* const all = (Key*)keys();
         Point* const from = (Point*)(FEATURES ? points() : keys());
         REAL shift = MODE == 0 && !SHIFTED ? run.shifts[(run.interaction_stride ? row * run.heads : 0) + head] : (REAL)0;
@@ -329,7 +375,8 @@ struct System {
         REAL key[E];
         const REAL* Q = run.query + row * run.interaction_stride + head * E * D;
         const REAL* K = run.key + row * run.interaction_stride + head * E * D;
-        for (int e = 0; e < E; e++) query[e] = dot(Q + e * D, x.v), key[e] = dot(K + e * D, x.v);
+        for (int e = 0; e < E; e++) query[e] = project(Q + e * D, x.v), key[e] = project(K + e * D, x.v);
+        if (TURNED) rotate(query), rotate(key);
         REAL offset = WEIGHTED && MODE == 0 ? mass_bias() : (REAL)0;
         if (SQUARED) {
             // -|q - k|^2 = 2 <q - c, k - c> - |k - c|^2 up to a term of the query, with the first key c
@@ -349,8 +396,8 @@ struct System {
         }
         if (writes()) {
             for (int e = 0; e < E; e++) all[i].v[e] = key[e];
-            all[i].v[E] = offset;
-            for (int c = 0; c < D; c++) from[i].v[c] = MODE != 0 && WEIGHTED ? mass * x.v[c] : x.v[c];
+            all[i].v[E] = MODE == 4 ? mass : offset;
+            for (int c = 0; c < D; c++) from[i].v[c] = MODE != 0 && MODE != 4 && WEIGHTED ? mass * x.v[c] : x.v[c];
         }
 #else
         // the scale is part of the matrix
@@ -376,6 +423,9 @@ struct System {
                 shift = other > shift ? other : shift;
             }
         }
+#if MODE == 4
+        const REAL least = smallest_tied(all, from, query);
+#endif
         REAL normaliser = 0, sum[D];
 #pragma unroll
         for (int c = 0; c < D; c++) sum[c] = 0;
@@ -387,8 +437,12 @@ struct System {
 #else
             const Key& at = key;
 #endif
+#if MODE == 4
+            REAL w = !(HIDE_SELF && j == i) && exact_score(query, key) >= least ? (WEIGHTED ? key.v[E] : (REAL)1) : (REAL)0;
+#else
             REAL w = weight(score(query, key, minus));
-            if (MODE == 0) normaliser += w;
+#endif
+            if (MODE == 0 || MODE == 4) normaliser += w;
             if (!FEATURES && MODE != 0 && WEIGHTED) w *= at.v[D];
             if (SKIP_SELF) w = zero_if(j == i, w);
 #pragma unroll
@@ -400,23 +454,219 @@ struct System {
 #pragma unroll
             for (int c = 0; c < D; c++) sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], apart);
         }
-        const REAL factor = MODE == 0 ? (REAL)1 / normaliser : WEIGHTED ? (REAL)1 : (REAL)1 / (REAL)count;
-#if MATRICES
-        const REAL* V = run.value + row * run.value_stride + head * D * D;
-        for (int c = 0; c < D; c++) total.v[c] = fma(factor, dot(V + c * D, sum), total.v[c]);
-#else
-        const REAL value = factor * run.value[row * run.value_stride + head];
+        const REAL factor = MODE == 0 || MODE == 4 ? (REAL)1 / normaliser : WEIGHTED ? (REAL)1 : (REAL)1 / (REAL)count;
 #pragma unroll
-        for (int c = 0; c < D; c++) total.v[c] = fma(value, sum[c], total.v[c]);
-#endif
+        for (int c = 0; c < D; c++) mean.v[c] = factor * sum[c];
         // the other buffer is written next, so that no thread waits for those that still read this one
         buffer ^= 1;
         if (SQUARED) barrier();
+        return MODE == 0 ? minus + log2(normaliser) : (REAL)0;
     }
+
+    // Products of hardmax are summed in one order, without fused operations, as in laws/kernels/hardmax.py.
+    DEVICE static REAL project(const REAL* row, const REAL* x) {
+        if (MODE != 4) return dot(row, x);
+        REAL sum = times(row[0], x[0]);
+#pragma unroll
+        for (int c = 1; c < D; c++) sum += times(row[c], x[c]);
+        return sum;
+    }
+
+#if FEATURES
+    DEVICE void rotate(REAL (&vector)[E]) const {
+        const REAL* angles = run.turns + row * run.turn_stride + (mine() ? i : 0) * TURNED * 2;
+#pragma unroll
+        for (int pair = 0; pair < TURNED; pair++) {
+            const REAL even = vector[2 * pair], odd = vector[2 * pair + 1], cosine = angles[2 * pair], sine = angles[2 * pair + 1];
+            vector[2 * pair] = even * cosine - odd * sine, vector[2 * pair + 1] = even * sine + odd * cosine;
+        }
+    }
+
+    DEVICE static REAL exact_score(const REAL* query, const Key& key) {
+        REAL sum = times(query[0], key.v[0]);
+#pragma unroll
+        for (int e = 1; e < E; e++) sum += times(query[e], key.v[e]);
+        return sum;
+    }
+
+    // The smallest score that ties with the largest one.
+    DEVICE REAL smallest_tied(const Key* all, const Point* from, const REAL* query) {
+        REAL top = -(REAL)INFINITE, longest[1] = {0};
+        for_each_key(all, from, [&](const Key& key, const Point&, int j) {
+            if ((HIDE_SELF && j == i) || (WEIGHTED && key.v[E] == 0)) return;
+            const REAL here = exact_score(query, key);
+            top = here > top ? here : top;
+        });
+#pragma unroll
+        for (int apart = 1; apart < SPLIT; apart *= 2) {
+            const REAL other = __shfl_xor_sync(0xffffffffu, top, apart);
+            top = other > top ? other : top;
+        }
+        if (run.ties == 0) return top;
+        REAL own = 0, square = 0;
+        for (int e = 0; e < E; e++) own += mine() ? all[i].v[e] * all[i].v[e] : (REAL)0, square += query[e] * query[e];
+        longest[0] = sqrt(own);
+        largest(longest);
+        return top - (REAL)run.ties * longest[0] * sqrt(square);
+    }
+#endif
 
     DEVICE REAL mass_bias() const { return WEIGHTED ? (REAL)log2(mass) : (REAL)0; }
 };
 
+#if NOISE
+// Fixed steps with noise (cpp/noisy_steps.h, which has the recipe).
+struct NoisySteps {
+    const Run& run;
+    System system;
+    Vector x, f;
+
+    DEVICE double& state(int name) const { return run.state[name * run.members + system.row]; }
+
+    DEVICE NoisySteps(const Run& r) : run(r), system(r) {
+        const Long at = (system.row * r.width + system.i) * D;
+        for (int c = 0; c < D; c++) {
+            x.v[c] = system.i < r.width ? r.y[at + c] : (REAL)(c == 0);
+            f.v[c] = system.i < r.width ? r.f[at + c] : (REAL)0;
+        }
+        if (WEIGHTED && system.i < r.width) system.mass = r.masses[system.row * r.mass_stride + system.i];
+    }
+
+    DEVICE void integrate() {
+        if (run.fresh) f = system.field(x);
+        int flags = 0;
+        Long done = 0;
+        while (done < run.attempts && !flags) {
+            Vector next = x, slope = f;
+            if (NOISE == 1) {
+                const Vector moved = whiten(draw(done), x);
+#pragma unroll
+                for (int c = 0; c < D; c++) next.v[c] = x.v[c] + (REAL)run.noise_step * f.v[c] + moved.v[c];
+                system.retract(next);
+            } else {
+                heun(next, slope);
+                follow_geodesic(next, whiten(draw(done), next));
+                slope = system.field(next);
+                heun(next, slope);
+            }
+            slope = system.field(next);
+            REAL wrong[2] = {0, 0};
+            if (system.mine()) {
+                for (int c = 0; c < D; c++)
+                    if (!(fabs(next.v[c]) <= (REAL)MOST && fabs(slope.v[c]) <= (REAL)MOST)) wrong[0] = 1;
+                if (SPACE == 0) wrong[1] = !(sqrt(dot(next.v, next.v)) <= (REAL)run.bound);
+            }
+            system.largest(wrong);
+            if (wrong[0] > 0) {
+                flags = failed;
+                break;
+            }
+            x = next, f = slope;
+            if (run.save_rows[done] >= 0) write(run.saved + (run.save_rows[done] * run.columns + (Long)state(WHO)) * run.n * D, x);
+            done++;
+            if (wrong[1] > 0) flags = check;
+        }
+        write(run.y + system.row * run.width * D, x), write(run.f + system.row * run.width * D, f);
+        if (system.leads()) state(TAKEN) = done, state(FLAGS) = flags, state(EVALUATIONS) = system.evaluations;
+    }
+
+private:
+    DEVICE void write(REAL* to, const Vector& value) const {
+        if (system.writes())
+            for (int c = 0; c < D; c++) to[system.i * D + c] = value.v[c];
+    }
+
+    // Half a step of Heun's method from points with velocities `slope`.
+    DEVICE void heun(Vector& point, const Vector& slope) {
+        const REAL half = (REAL)(run.noise_step / 2);
+        Vector middle;
+#pragma unroll
+        for (int c = 0; c < D; c++) middle.v[c] = point.v[c] + half * slope.v[c];
+        const Vector there = system.field(middle);
+#pragma unroll
+        for (int c = 0; c < D; c++) point.v[c] += half / 2 * (slope.v[c] + there.v[c]);
+        system.retract(point);
+    }
+
+    // Four normal numbers of a counter (cpp/random_numbers.h).
+    DEVICE void normals(unsigned token, unsigned stream, unsigned block, Long step, double (&z)[4]) const {
+        unsigned c0 = (unsigned)(run.first + step), c1 = token, c2 = (unsigned)run.draws[system.row], c3 = stream << 24 | block;
+        unsigned k0 = run.seed[0], k1 = run.seed[1];
+#pragma unroll
+        for (int round = 0; round < 10; round++) {
+            const unsigned high = __umulhi(0xD2511F53u, c0), low = 0xD2511F53u * c0;
+            const unsigned other = __umulhi(0xCD9E8D57u, c2), rest = 0xCD9E8D57u * c2;
+            c0 = other ^ c1 ^ k0, c1 = rest, c2 = high ^ c3 ^ k1, c3 = low;
+            k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+        }
+        const unsigned r[4] = {c0, c1, c2, c3};
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++) {
+            const double length = sqrt(-2.0 * log((r[2 * pair] + 0.5) * 2.3283064365386963e-10));
+            double sine, cosine;
+            sincospi((r[2 * pair + 1] + 0.5) * 4.656612873077393e-10, &sine, &cosine);
+            z[2 * pair] = length * cosine, z[2 * pair + 1] = length * sine;
+        }
+    }
+
+    // The ambient increment a_i xi_i + b xi.
+    DEVICE Vector draw(Long step) const {
+        const int token = system.mine() ? system.i : 0;
+        const double a = run.amplitudes[step * run.amplitude_steps + system.row * run.amplitude_members + token * run.amplitude_tokens];
+        const double b = run.common[step * run.common_steps];
+        double sum[D], z[4];
+#pragma unroll
+        for (int c = 0; c < D; c++) sum[c] = 0;
+#pragma unroll
+        for (int block = 0; block < (D + 3) / 4; block++) {
+            if (a != 0) {
+                normals(token, 0, block, step, z);
+#pragma unroll
+                for (int c = 4 * block; c < 4 * block + 4 && c < D; c++) sum[c] = a * z[c % 4];
+            }
+            if (b != 0) {
+                normals(0, 1, block, step, z);
+#pragma unroll
+                for (int c = 4 * block; c < 4 * block + 4 && c < D; c++) sum[c] += b * z[c % 4];
+            }
+        }
+        Vector result;
+#pragma unroll
+        for (int c = 0; c < D; c++) result.v[c] = (REAL)sum[c];
+        return result;
+    }
+
+    // An increment of a token at `point` as a tangent vector that is white in the metric of the space.
+    DEVICE Vector whiten(const Vector& increment, const Vector& point) const {
+        if (SPACE == 0 || LAYER_NOISE) return increment;
+        Vector here = increment;
+        if (SPACE == 2)
+            for (int r = 0; r < D; r++) {
+                REAL sum = 0;
+                for (int c = 0; c < D; c++) sum += (REAL)run.inverse_root[r * D + c] * increment.v[c];
+                here.v[r] = sum;
+            }
+        const REAL share = system.quadratic(point.v, here.v) / system.quadratic(point.v, point.v);
+#pragma unroll
+        for (int c = 0; c < D; c++) here.v[c] -= point.v[c] * share;
+        return here;
+    }
+
+    DEVICE void follow_geodesic(Vector& point, const Vector& move) const {
+        REAL sine = 1, cosine = 1;
+        if (SPACE != 0) {
+            const REAL angle = sqrt(system.quadratic(move.v, move.v)) / (SPACE == 1 ? (REAL)run.radius : (REAL)1);
+            sincospi(angle * (REAL)0.3183098861837907, &sine, &cosine);
+            sine = angle > 0 ? sine / angle : (REAL)1;
+        }
+#pragma unroll
+        for (int c = 0; c < D; c++) point.v[c] = point.v[c] * cosine + move.v[c] * sine;
+        system.retract(point);
+    }
+};
+
+DEVICE void integrate_member(const Run& run) { NoisySteps(run).integrate(); }
+#else
 // The slopes of a step of one thread's token, in shared memory where they fit there. They are indexed at run time: in registers they would leave
 // room for few threads.
 struct Slopes {
@@ -574,11 +824,44 @@ struct Integration {
         retried = !fits;
         if (fits) {
             accepted++;
+            if (RECORD) keep_step(now);
             accept(now, now == left);
         } else {
             rejected++;
             if (is_stuck()) flags |= failed;
         }
+    }
+
+    DEVICE Long recorded_member() const { return run.fresh ? system.row : (Long)state(WHO); }
+
+    // Record a step that begins at the present state. States are kept at every `stride`-th step; when there is no room, every other one.
+    DEVICE void keep_step(double now) {
+        const Long member = recorded_member();
+        int* const record = run.record + 3 * member;
+        const int number = record[0], stride = record[1] > 0 ? record[1] : 1;
+        int count = record[2], next_stride = stride;
+        const Long size = (Long)run.width * D, mine = system.i * D;
+        REAL* const kept = run.kept + member * run.record_slots * 2 * size;
+        if (number % stride == 0) {
+            if (count == run.record_slots) {
+                next_stride = 2 * stride, count = (count + 1) / 2;
+                if (system.writes())
+                    for (int slot = 1; slot < count; slot++)
+                        for (int half = 0; half < 2; half++)
+                            for (int c = 0; c < D; c++) kept[(2 * slot + half) * size + mine + c] = kept[(4 * slot + half) * size + mine + c];
+            }
+            if (number % next_stride == 0) {
+                if (system.writes())
+                    for (int c = 0; c < D; c++) kept[2 * count * size + mine + c] = y.v[c], kept[(2 * count + 1) * size + mine + c] = k.at(0, c);
+                count++;
+            }
+        }
+        system.barrier();
+        if (system.leads()) {
+            record[0] = number + 1, record[1] = next_stride, record[2] = count;
+            run.record_steps[(member * run.record_room + number) * 2] = now;
+        }
+        system.barrier();
     }
 
     DEVICE void advance_time(double now, bool there) {
@@ -594,6 +877,10 @@ struct Integration {
 #pragma unroll
         for (int c = 0; c < D; c++) y_next.v[c] = end.v[c] / stretch, f_next.v[c] = k.at(STAGES, c) / stretch;
         advance_time(now, there);
+        if (RECORD && system.leads()) {
+            const Long member = recorded_member();
+            run.record_steps[(member * run.record_room + run.record[3 * member] - 1) * 2 + 1] = t;
+        }
         taken = now;
         save(y_next, now);
         const bool merged = MERGING && merge(y_next, f_next, now);
@@ -993,6 +1280,8 @@ struct Integration {
     // ------------------------------------------------------------------ begin and end
 
     DEVICE void begin() {
+        // points that Python has not put on the space: such runs are integrated in another way
+        if (SPACE != 0 && system.writes() && !(fabs(system.stretch_of(y.v) - 1) <= (REAL)(WIDE ? 4.5e-15 : 2.4e-6))) atomicAdd(run.totals + 5, 1.0);
         save(y, 0);
         has_parts = true;  // no polynomial belongs to the start
         Vector first;
@@ -1067,13 +1356,13 @@ struct Integration {
 };
 
 // Slopes and coefficients are indexed at run time: they are apart from the rest, which stays in registers.
+#if !REVERSE
 DEVICE void integrate_member(const Run& run) {
     REAL local[SHARED_SLOPES ? 1 : slopes * D];
     Vector parts[PARTS];
     Integration integration(run, local, parts);
     integration.integrate();
 }
-
-#ifndef EMULATED
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) integrate(const __grid_constant__ Run run) { integrate_member(run); }
 #endif
+#endif
+

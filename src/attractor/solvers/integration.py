@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attractor.laws import Law
-from attractor.solvers import device_loop
+from attractor.solvers import device_kernels
 from attractor.solvers.cuda_graph import StepGraph
 from attractor.solvers.device_loop import DeviceLoop
 from attractor.solvers.merging import Merger, MergeTree, RowMap
@@ -33,6 +33,7 @@ from attractor.spaces import Space
 from attractor.states import Tokens
 
 if TYPE_CHECKING:
+    from attractor.solvers.device_loop import Repeat
     from attractor.solvers.native_gradient import NativeGradient
     from attractor.solvers.span_reduction import Span
 
@@ -96,6 +97,7 @@ class Integration:
     """
 
     span: Span | None = None  # subspace whose coordinates are integrated
+    repeat: Repeat | None = None  # the launch on a GPU that the whole run was
 
     def __init__(
         self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: Merger | None, execution: Execution
@@ -182,7 +184,8 @@ class Integration:
 
     def _make_loop(self) -> NativeLoop | DeviceLoop | None:
         """The native loop on a CPU or the device loop on a GPU, or None if neither can be used."""
-        if self.plan.native and device_loop.is_supported(self.plan, self.y, self.field.positions):
+        on_device = self.gradient is not None and self.gradient.on_device
+        if self.plan.native and device_kernels.is_supported(self.plan, self.y, self.field.positions, on_device):
             return DeviceLoop(self)
         return make_native_loop(self)
 
@@ -206,6 +209,7 @@ class Integration:
         self.field.evaluations += result.evaluations
         self.accepted, self.rejected = self.accepted + result.accepted, self.rejected + result.rejected
         self.execution.engines.add(loop.name)
+        self.repeat = loop.repeat if isinstance(loop, DeviceLoop) else None
         if self.merger is not None:
             self.field.masses = self.merger.masses
         self.history.restart(self.y, self.f)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from attractor.laws import Attention
 from attractor.serialization import tensors
 from attractor.solvers.integration import Integration, Plan
 from attractor.solvers.native_loop import PARAMETERS, loop_parameters, set_law, set_plan
+from attractor.solvers.saving import to_numpy
 from attractor.solvers.steppers.stepper import Field, RungeKutta, Step
 from attractor.states import Tokens
 
@@ -23,7 +24,12 @@ FEWEST, MOST = 8, 1024  # and how many of them a member has
 
 
 def is_supported(plan: Plan, tokens: Tokens) -> bool:
-    """Whether everything that needs a gradient is a state or a parameter whose gradient the native loop computes."""
+    """Whether the native loop computes all gradients that a run needs."""
+    return tokens.points.device.type == "cpu" and has_known_gradients(plan, tokens)
+
+
+def has_known_gradients(plan: Plan, tokens: Tokens) -> bool:
+    """Whether everything that needs a gradient is a state or a parameter of attention."""
     law = plan.law
     assert isinstance(law, Attention)
     known = [getattr(law, name) for name in PARAMETERS] + [law.scale, tokens.points, tokens.masses]
@@ -50,6 +56,8 @@ class NativeGradient:
     plan : what the run computes.
     tokens : the state at the start, on the space, with its ensemble axes flattened to one.
     """
+
+    on_device: ClassVar[bool] = False  # whether the device loop takes the steps
 
     def __init__(self, plan: Plan, tokens: Tokens) -> None:
         self.plan, self.tokens = plan, tokens
@@ -126,11 +134,11 @@ class NativeGradient:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Members, steps, places and gradients of the states that have a gradient, in the order of time."""
         members = self.shape[0]
-        last = np.zeros(tuple(self.shape)) if grad_finals is None else grad_finals.detach().double().numpy().copy()
+        last = np.zeros(tuple(self.shape)) if grad_finals is None else to_numpy(grad_finals.double())
         count, grads = 0, np.empty((0, *last.shape[1:]))
         numbers = rows = np.empty(0, dtype=np.int64)
         if grad_points is not None and len(grad_points):
-            given = grad_points.detach().double().numpy()
+            given = grad_points.detach().double().cpu().numpy()
             used = given.reshape(*given.shape[:2], -1).any(-1)
             reached = np.arange(len(given))[:, None] < self.reached[None]
             np.add.at(last, np.nonzero(used & ~reached)[1], given[used & ~reached])  # those hold the last state
@@ -193,7 +201,7 @@ class NativeGradient:
         f = field.lifted_velocity(t, y)
         for number in range(count):
             end, slope, slopes = stepper.stages(field, t, h[number], y, f)
-            moving = torch.from_numpy(h[number] > 0).view(-1, 1, 1)
+            moving = torch.from_numpy(h[number] > 0).to(y.device).view(-1, 1, 1)
             stretch = space.stretch(end)
             after = torch.where(moving, end / stretch, y)
             reads = np.flatnonzero(steps == number)

@@ -359,8 +359,18 @@ class NoisyResult:
     evaluations: int
 
 
+DRAW = 1e-8  # seconds that the normal numbers of a token take
+
+
 class NativeNoisyLoop:
     """Passes the state of a run with noise to the native loop and back."""
+
+    name = "native"
+
+    def seconds(self, stages: int) -> float:
+        """Seconds of a step of all members, about."""
+        members, n, _ = self.run.y.shape
+        return (stages * (PAIR * n * n + TOKEN * n) + DRAW * n) * -(-members // torch.get_num_threads())
 
     def __init__(self, run: Integration) -> None:
         self.run, self.loop = run, native.Loop()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
+from attractor.solvers.device_loop import DeviceNoisyLoop, is_noise_supported
 from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.merging import Merger
 from attractor.solvers.native_loop import NativeNoisyLoop, is_usable
@@ -17,11 +18,9 @@ from attractor.solvers.noise import Noise, Redrawn
 from attractor.solvers.outcome import Outcome
 from attractor.solvers.saving import Recorder
 from attractor.solvers.steppers.stepper import Stepper, stepper_named
-from attractor.solvers.stiffness import PAIR, TOKEN
 from attractor.spaces import Space
 from attractor.states import Tokens
 
-DRAW = 1e-8  # seconds that the normal numbers of a token take
 PATIENCE = (
     10  # the loop may take so many times as long as without noise, since large ensembles are copied before and after
 )
@@ -42,14 +41,16 @@ class NoisyIntegration(Integration):
         self.field.source = plan.noise.select(tokens)
         self.steps = 0
         self.fresh = False  # whether velocities are still to be computed natively
-        self.loop: NativeNoisyLoop | None = None
+        self.loop: NativeNoisyLoop | DeviceNoisyLoop | None = None
 
     def _enter_segment(self, begin: float, end: float) -> None:
         super()._enter_segment(begin, end)
         self.fresh = True
 
     def _step(self, begin: float, end: float, implicit: bool = False) -> None:
-        if self.loop is None and is_usable(self):
+        if self.loop is None and is_noise_supported(self):
+            self.loop = DeviceNoisyLoop(self)
+        elif self.loop is None and is_usable(self):
             self.loop = NativeNoisyLoop(self)
         if self.loop is not None:
             return self._step_natively(self.loop, end)
@@ -75,8 +76,8 @@ class NoisyIntegration(Integration):
         left, h = float((end - self.t[0]) - self.t_low[0]), float(self.h[0])
         return left if left < (1.0 + SLACK) * h else h
 
-    def _step_natively(self, loop: NativeNoisyLoop, end: float) -> None:
-        """Take many steps of one length in C++."""
+    def _step_natively(self, loop: NativeNoisyLoop | DeviceNoisyLoop, end: float) -> None:
+        """Take many steps of one length in C++, or on a GPU."""
         source, stepper, space = self.field.source, self.plan.stepper, self.plan.space
         assert source is not None
         h, times, lows = self._schedule(end)
@@ -101,7 +102,7 @@ class NoisyIntegration(Integration):
         self.field.evaluations += result.evaluations
         self.accepted += int(result.done.sum())
         self.rejected += int(result.failed.sum())
-        self.execution.engines.add("native")
+        self.execution.engines.add(loop.name)
         reached = np.searchsorted(self.recorder.times, self.t + SLACK * float(self.plan.step or 0.0), side="right")
         self.recorder.next[self.members] = self.recorder.reached[self.members] = reached
         self.history.restart(self.y, self.f)
@@ -132,9 +133,9 @@ class NoisyIntegration(Integration):
 
     def _most_steps(self) -> int:
         """Number of steps until signals, budgets, stores and progress are looked after."""
-        members, n, _ = self.y.shape
-        stages = 4 if self.plan.stepper.weak_order > 1 else 1
-        each = (stages * (PAIR * n * n + TOKEN * n) + DRAW * n) * -(-members // torch.get_num_threads())
+        assert self.loop is not None
+        members, stages = len(self.y), 4 if self.plan.stepper.weak_order > 1 else 1
+        each = self.loop.seconds(stages)
         seconds = min(PATIENCE * self.execution.loop_seconds, self.plan.max_seconds)
         left = self.plan.max_evaluations - (self.field.evaluations - self.termination.budget_start[1])
         return int(max(1, min(seconds / each, left // (members * stages))))

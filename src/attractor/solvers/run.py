@@ -22,11 +22,12 @@ from attractor.errors import InputError, UnsupportedError
 from attractor.laws import AbsentLaw, Attention, Closure, Law, Stack, check_velocities, is_external, merging_changes
 from attractor.progress import progress_bar
 from attractor.serialization import move_tensors, tensors
-from attractor.solvers import native_gradient
+from attractor.solvers import device_gradient, native_gradient
 from attractor.solvers import store as checkpoints
 from attractor.solvers.cluster_integration import METHOD as CLUSTERS
 from attractor.solvers.cluster_integration import integrate_clusters, load_log_run, log_time_obstacle, reject_options
 from attractor.solvers.density_integration import prepare_density
+from attractor.solvers.device_loop import remember, repeat_run
 from attractor.solvers.gaussian_integration import GaussianIntegration
 from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.log_time import LARGEST, LogTime, log_of
@@ -53,8 +54,8 @@ from attractor.states import (
     cosine_and_radius,
     factor_of,
     is_in_range,
+    read_contents,
     split_size,
-    tensor_version,
 )
 
 SHORTEST, LONGEST = 1e-290, 1e300  # lengths of a run; shorter and longer ones leave the range of float64 in between
@@ -233,6 +234,9 @@ def flow(
         raise UnsupportedError("a store keeps points, and observe=... keeps none: leave out one of them")
     if differentiable and store is not None:
         raise UnsupportedError("gradients do not flow through a store; detach the law and the tokens first")
+    plain = observables is None and store is None and not resume and budget == (None, None) and not reduce
+    if plain and not (differentiable or progress or distributed) and (found := repeat_run(definition)) is not None:
+        return found
     with (
         join_processes(_is_distributed(distributed, differentiable), definition, store) as group,
         engines.using(engine) as used,
@@ -315,6 +319,8 @@ def _integrate(
     if group is not None:
         group.wait_for_all()
     trajectory = make_trajectory(run, definition)
+    if run.repeat is not None and group is None and store is None:
+        remember(definition, run, run.repeat)
     return trajectory if end_time is None else _follow_end_time(trajectory, run, end_time)
 
 
@@ -448,14 +454,17 @@ def prepare(
     plan = _plan(law, state, space, options, definition.events or (), budget, differentiable, gaussian, noise)
     span = None
     if reduction[0] is not False and isinstance(definition.state, Tokens):
-        span = find_span(law, enter_space(law, state, space), plan, *reduction)
+        span = find_span(law, state, plan, *reduction, enter=partial(enter_space, law, state, space))
     if span is not None:
         plan = span.restrict_plan(plan)
         law, space, state = plan.law, plan.space, span.tokens
     tolerance = _merge_tolerance(law, plan, options["merge"], differentiable)
+    on_device = False
     if differentiable:
         native = plan.native and not gaussian and is_supported(plan, state.points)
-        plan = replace(plan, native=native and native_gradient.is_supported(plan, state))
+        native = native and native_gradient.is_supported(plan, state)
+        on_device = not native and plan.native and not gaussian and device_gradient.is_supported(plan, state)
+        plan = replace(plan, native=native or on_device)
     if precision is None:
         widen = plan.native and not gaussian and is_supported(plan, state.points)
     else:
@@ -473,7 +482,8 @@ def prepare(
         tokens = Tokens.unchecked(tokens.points.double(), masses, positions)
     if is_external(law, plan.start):
         tolerance = _verify(law, tokens, plan, tolerance, options["merge"])
-    gradient = native_gradient.NativeGradient(plan, tokens) if differentiable and plan.native else None
+    recorder_of_steps = device_gradient.DeviceGradient if on_device else native_gradient.NativeGradient
+    gradient = recorder_of_steps(plan, tokens) if differentiable and plan.native else None
     tokens = tokens if gradient is None else gradient.detached_tokens
     recorder = Recorder(times, explicit, tokens.points.shape[0], tokens.points)
     merger = None if tolerance is None else Merger(tolerance, _explicit_masses(tokens))
@@ -811,9 +821,16 @@ def _explicit_masses(tokens: Tokens) -> Tensor:
     return tokens.masses.expand(shape).clone()
 
 
-def _name_consensus(state: Any, outcome: Outcome, final: Tensor, rtol: float) -> Outcome:
+def _name_outcomes(state: Any, outcomes: list[Outcome], finals: Tensor, rtol: float) -> tuple[Outcome, ...]:
+    """Outcomes of a run that has ended in the states ``finals``."""
+    if not isinstance(state, Equiangular):
+        return tuple(outcomes)
+    return tuple(_name_consensus(state, *pair, rtol) for pair in zip(outcomes, finals, strict=True))
+
+
+def _name_consensus(state: Equiangular, outcome: Outcome, final: Tensor, rtol: float) -> Outcome:
     """The outcome of equiangular tokens: a rest where they are together is a consensus."""
-    if not isinstance(state, Equiangular) or outcome.name != "steady":
+    if outcome.name != "steady":
         return outcome
     rho, radius = cosine_and_radius(final, state.n)
     if not float(radius) > 0 or float(final[0, 0].abs() / radius) > TOGETHER * rtol:
@@ -833,10 +850,10 @@ def _move_law(law: Law, device: torch.device) -> Law:
     parts = tensors(law)
     if all(part.device == device for part in parts):
         return law
-    versions = [tensor_version(part) for part in parts]
-    if type(law) is not Attention or min(versions) < 0 or any(part.requires_grad for part in parts):
+    contents = read_contents(parts) if type(law) is Attention else None
+    if contents is None or any(part.requires_grad for part in parts):
         return move_tensors(law, device)
-    key = (device, *(part.data_ptr() for part in parts), *versions)
+    key = (device, *(part.dtype for part in parts), contents)
     known = _moved.get(law)
     if known is None or known[0] != key:
         _moved[law] = known = (key, move_tensors(law, device))
@@ -881,10 +898,7 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
         times=torch.from_numpy(np.array(times)),
         points=points.reshape(len(times), *shape),
         final=state.with_points(finals.reshape(shape)),
-        outcomes=tuple(
-            _name_consensus(state, outcome, final, plan.rtol)
-            for outcome, final in zip(cast("list[Outcome]", run.outcomes), finals, strict=True)
-        ),
+        outcomes=_name_outcomes(state, cast("list[Outcome]", run.outcomes), finals, plan.rtol),
         stats=stats,
         law=None if isinstance(definition.law, AbsentLaw) else definition.law,
         space=definition.space if run.span is not None or isinstance(state, Equiangular) else plan.space,

@@ -255,6 +255,15 @@ class Recorder:
         self.ends = np.full(members, np.nan)
         self.points = like.new_zeros((len(times), members, *like.shape[1:]))
 
+    @classmethod
+    def finished(cls, times: np.ndarray, explicit: bool, points: Tensor, end: float) -> Recorder:
+        """The recorder of a run whose members have all reached its end, with their saved states."""
+        recorder, members = object.__new__(cls), points.shape[1]
+        recorder.times, recorder.explicit, recorder.points = times, explicit, points
+        recorder.next, recorder.reached = (np.full(members, len(times)) for _ in range(2))
+        recorder.ends = np.full(members, end)
+        return recorder
+
     def due(self, members: np.ndarray, t: np.ndarray) -> np.ndarray:
         """Which members have a state to save at or before their time."""
         if len(self.times) == 0:

@@ -7,6 +7,7 @@ with B'W B: inner products, norms and therefore all weights are the same. QR of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,20 +64,24 @@ class Span:
         return points @ basis.to(points).mT
 
 
-def find_span(law: Law, tokens: Tokens, plan: Plan, wanted: bool | None, obstacle: str = "") -> Span | None:
+def find_span(
+    law: Law, state: Tokens, plan: Plan, wanted: bool | None, obstacle: str = "", *, enter: Callable[[], Tokens]
+) -> Span | None:
     """Return the subspace in which a run is integrated, or None for all coordinates.
 
     Parameters
     ----------
-    law, tokens : of the run; points (members, n, d) are on the space.
+    law, state : of the run; ``enter()`` returns its tokens on the space, with points (members, n, d).
     wanted : True to raise where there is none, False for None, and None to reduce where it saves work.
     obstacle : why this run cannot be reduced, if that is known already.
     """
     if wanted is False:
         return None
-    members, n, d = tokens.points.shape
+    n, d = state.n, state.dim
     if wanted is None and (d < LEAST_DIM or n > SHARE * d):
         return None
+    tokens = enter()
+    members = len(tokens.points)
     obstacle = obstacle or _find_obstacle(law, plan)
     vectors = None if obstacle else law.added_vectors(tokens)
     if vectors is not None and len(vectors) > 1:

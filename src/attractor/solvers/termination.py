@@ -297,11 +297,10 @@ class Termination:
         self.rules, self.events, self.bound = rules, events, bound
         members = len(run.members)
         points = run.y.detach()
-        largest = vector_norm(points).amax(-1) if rules else points.new_zeros(members)
-        self.size = largest.cpu().double().numpy()
+        self.size = vector_norm(points).amax(-1).cpu().double().numpy() if rules else np.zeros(members)
         self.streak = np.zeros(members, dtype=np.int64)
         self.last = np.full(members, np.inf)
-        self.anchor = points.clone()
+        self.anchor = points
         self.anchor_t = run.t.copy()
         self.rest = np.zeros(members, dtype=np.int64)
         self.hold = np.full(members, -np.inf)  # times before which rules are not judged again

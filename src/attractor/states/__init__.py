@@ -6,9 +6,10 @@ from attractor.states.arrays import (
     convert_parameters,
     in_range,
     is_in_range,
+    read_contents,
     split_scale,
     split_size,
-    tensor_version,
+    tensor_state,
     to_float_tensor,
     vector_norm,
 )
@@ -42,9 +43,10 @@ __all__ = [
     "is_in_range",
     "list_starts",
     "modes_tail",
+    "read_contents",
     "split_scale",
     "split_size",
-    "tensor_version",
+    "tensor_state",
     "to_float_tensor",
     "vector_norm",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from attractor.errors import InputError
 
+SMALL = 4096  # numbers of a tensor that are compared at every use,
+MANY = 1 << 18  # and of all parameters of a law that are compared once in a run
 
 def to_float_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
     """Return a tensor in float32 or float64.
@@ -101,6 +104,23 @@ def convert_parameters(record: object, names: tuple[str, ...]) -> None:
         object.__setattr__(record, name, part.to(dtype))
 
 
-def tensor_version(tensor: Tensor) -> int:
-    """Return a number that changes when a tensor is written to; -1 for inference tensors, which have none."""
-    return -1 if tensor.is_inference() else tensor._version
+def tensor_state(tensor: Tensor) -> tuple[int, bytes] | None:
+    """Return what changes when a tensor is written to, None if nothing tells.
+
+    It is the version that PyTorch counts and, of small tensors on the CPU, the contents: writing through ``.data`` or NumPy is not
+    counted.
+    """
+    small = tensor.device.type == "cpu" and tensor.numel() <= SMALL
+    if tensor.is_inference() and not small:
+        return None
+    version = 0 if tensor.is_inference() else tensor._version
+    return version, tensor.detach().numpy().tobytes() if small else b""
+
+
+def read_contents(parts: Sequence[Tensor]) -> bytes | None:
+    """Return the contents of tensors as bytes, None if there are more than ``MANY`` numbers. On a GPU this waits for the device."""
+    if sum(part.numel() for part in parts) > MANY:
+        return None
+    if all(part.device.type == "cpu" for part in parts):
+        return b"".join(part.detach().numpy().tobytes() for part in parts)
+    return torch.cat([part.detach().reshape(-1).double() for part in parts]).cpu().numpy().tobytes()

@@ -51,6 +51,10 @@ class Hardmax(Kernel):
         if not 0 <= self.tie_tolerance < 1:
             raise InputError(f"the tie_tolerance of hardmax must be between 0 and 1, got {self.tie_tolerance:g}")
 
+    @property
+    def device_mode(self) -> str | None:
+        return "hardmax" if type(self).attend is Hardmax.attend else None
+
     def attend(self, pairing: Pairing, v: Tensor) -> Tensor:
         q, k, masses = pairing.scaled_query, pairing.k, pairing.masses
         if any(_is_differentiated(part) for part in (q, k, v, masses)):

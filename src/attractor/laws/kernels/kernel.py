@@ -205,6 +205,11 @@ class Kernel(Record):
             if attend < _definer(cls, name):
                 setattr(cls, name, unknown)
 
+    @property
+    def device_mode(self) -> str | None:
+        """Name of the weights in the CUDA kernels of runs, None if they do not compute them."""
+        return self.mode
+
     @classmethod
     def options(cls) -> dict[str, dataclasses.Field[Any]]:
         """Parameters that the command line offers, by name; ``metadata["help"]`` says what each does."""
