@@ -128,6 +128,30 @@ def test_one_system_on_all_blocks(case: int, emulated: EmulatedDevice, monkeypat
     assert not merge or here.stats.merges > 0
 
 
+@pytest.mark.parametrize(
+    ("space", "method", "kind", "common"),
+    [("euclidean", "strang2", "space", 0.02), ("sphere", "strang2", "space", 0.0), ("ellipsoid", "euler", "layer", 0.01)],
+)
+def test_noise_has_the_path_of_the_native_loop(
+    space: str, method: str, kind: str, common: float, emulated: EmulatedDevice
+) -> None:
+    generator = np.random.default_rng(9)
+    points = np.stack([SPACES[space].random(11, 3, seed=seed) for seed in range(3)])
+    strength = 0.05 * torch.from_numpy(generator.random((3, 11)))
+    noise = at.Noise(strength, common, kind=kind, seed=2**40 + 7, members=[4, 9, 77])
+    law, tokens = at.Attention.random(3, 1, seed=2), at.Tokens(points)
+    options: dict[str, Any] = {"space": SPACES[space], "until": 0.45, "step": 0.02, "save": [0.2, 0.4], "noise": noise}
+    here = at.flow(law, tokens, method=method, **options)
+    assert "device" in here.stats.engine
+    emulated.device_type = "none"
+    there = at.flow(law, tokens, method=method, **options)
+    assert "native" in there.stats.engine
+    torch.testing.assert_close(here.points, there.points, rtol=0, atol=1e-13)
+    torch.testing.assert_close(here.final.points, there.final.points, rtol=0, atol=1e-13)
+    assert here.outcomes == there.outcomes
+    assert here.stats.evaluations == there.stats.evaluations
+
+
 def test_blow_up_and_budgets(emulated: EmulatedDevice) -> None:
     law = at.Attention.isotropic(2, 1.0, kernel="exponential")
     tokens = at.Tokens.uniform(5, 2, seed=1, ensemble=4)
@@ -285,24 +309,25 @@ def test_repeated_runs_are_stored_and_resumed(emulated: EmulatedDevice, tmp_path
     assert loaded.outcomes == run.outcomes
 
 
-@pytest.mark.parametrize("exclude_self", [False, True])
-def test_hardmax(exclude_self: bool, emulated: EmulatedDevice) -> None:
-    generator = np.random.default_rng(7)
-    kernel = at.Hardmax(exclude_self=exclude_self)
-    points = np.stack([SPACES["sphere"].random(14, 3, seed=seed) for seed in range(4)])
+@pytest.mark.parametrize(
+    ("kernel", "space", "mask"),
+    [
+        (at.Hardmax(), "euclidean", None),
+        (at.Hardmax(), "euclidean", "causal"),
+        (at.Hardmax(exclude_self=True), "sphere", None),
+        (at.Hardmax(tie_tolerance=0.1), "euclidean", None),
+    ],
+)
+def test_hardmax(kernel: at.Hardmax, space: str, mask: str | None, emulated: EmulatedDevice) -> None:
+    points = at.Tokens.uniform(9, 3, seed=4, ensemble=3).points
     points[1, 3] = points[1, 4]  # these two tie wherever they are largest
-    options: dict[str, Any] = {"space": SPACES["sphere"], "until": 0.6, "save": 4, "method": "dopri5", "merge": False}
-    for mask in (None,) if exclude_self else (None, "causal"):
-        query, key, value = generator.standard_normal((3, 2, 3, 3))
-        law = at.Attention(query, key, value / 4, kernel=kernel, mask=mask)
-        here = at.flow(law, at.Tokens(points), stop=(), **options)
-        assert here.stats.engine == "device"
-        there = at.flow(law, at.Tokens(points), stop=(), engine="reference", **options)
-        torch.testing.assert_close(here.points, there.points, rtol=0, atol=1e-6)
-    tolerant = at.Attention(np.eye(3), np.eye(3), np.eye(3), kernel=at.Hardmax(tie_tolerance=0.1))
-    runs = [at.flow(tolerant, at.Tokens(points), stop=(), engine=engine, **options) for engine in (None, "reference")]
-    assert runs[0].stats.engine == "device"
-    torch.testing.assert_close(runs[0].points, runs[1].points, rtol=0, atol=1e-5)
+    law = at.Attention(np.eye(3), np.eye(3), np.eye(3), kernel=kernel, mask=mask)
+    options: dict[str, Any] = {"space": space, "until": 0.4, "save": 4, "method": "dopri5", "merge": False, "stop": ()}
+    here = at.flow(law, at.Tokens(points), **options)
+    assert here.stats.engine == "device"
+    there = at.flow(law, at.Tokens(points), engine="reference", **options)
+    torch.testing.assert_close(here.points, there.points, rtol=0, atol=1e-9)
+    assert (here.stats.accepted, here.stats.rejected) == (there.stats.accepted, there.stats.rejected)
 
 
 @pytest.mark.parametrize(("kernel", "space"), [("softmax", "sphere"), ("linear", "euclidean")])
@@ -312,6 +337,9 @@ def test_rotary_positions(kernel: str, space: str, emulated: EmulatedDevice) -> 
     law = at.Attention(query, key, -np.abs(value) / 8, kernel=kernel, mask="causal", positions=at.Rotary(theta=10.0, dim=2))
     points = 0.5 * generator.standard_normal((3, 11, 4))
     points = points if space == "euclidean" else points / np.linalg.norm(points, axis=-1, keepdims=True)
-    for positions in (None, generator.random((3, 11))):
+    for positions in (None, np.sort(generator.random((3, 11)))):
         tokens = at.Tokens(points, positions=positions)
-        agree(*both(emulated, law, tokens, space=space, until=1.0, save=3, merge=False, stop=()))
+        plain = at.Attention(query, key, law.value, kernel=kernel, positions=law.positions)
+        for one in (law, plain) if positions is None else (plain,):
+            agree(*both(emulated, one, tokens, space=space, until=1.0, save=3, merge=False, stop=()))
+    assert "device" not in at.flow(law, tokens, space=space, until=0.1).stats.engine  # the mask is in the order of positions

@@ -242,13 +242,28 @@ def cosine(tokens: Tokens, law: Law | None = None, space: Space | None = None) -
 
 
 NARROW, STATES = 8, 1024  # dimension up to which states are stored side by side, and how many at once
+GPU_COSINES = 1 << 27  # that are held at once on a GPU
+
+
+def _count_close_on_gpu(points: Tensor, threshold: float) -> Tensor | None:
+    square, tiny = (points * points).sum(-1, keepdim=True), torch.finfo(points.dtype).tiny ** 0.5
+    if not bool(((square > tiny) & (square < 1.0 / tiny)).all()):
+        return None
+    n, found = points.shape[1], []
+    once = torch.ones((n, n), dtype=torch.bool, device=points.device).tril(-1)
+    for part in (points / square.sqrt()).split(max(1, GPU_COSINES // (n * n))):
+        above = (part @ part.mT > threshold).logical_and_(once)
+        found.append(torch.count_nonzero(above, dim=(-2, -1)).to(points.dtype))
+    return torch.cat(found) if found else points.new_zeros(0)
 
 
 def _count_close(points: Tensor, threshold: float) -> Tensor | None:
     """Number of pairs (S,) of different tokens (S, n, d) with a cosine above ``threshold``; None if squares leave the range of floats.
 
-    States are the last axis of all products, which torch computes faster than products of many small matrices.
+    States are the last axis of all products, which torch computes faster on a CPU than products of many small matrices.
     """
+    if points.device.type == "cuda":
+        return _count_close_on_gpu(points, threshold)
     found, tiny = [], torch.finfo(points.dtype).tiny ** 0.5
     for part in points.split(STATES):
         x = part.permute(2, 1, 0).contiguous()

@@ -286,7 +286,7 @@ def _law_obstacle(law: Any, y: Tensor, positions: Tensor | None) -> str:
         return f"heads have {law.query.shape[-2]} dimensions, and it takes up to {2 * MAX_DIM}"
     if positions is not None and law.positions is None:
         return "tokens have positions"
-    hidden = set() if law.mask is None else set(law.mask.hide(Tokens.unchecked(y[:1], None, None)))
+    hidden = set() if law.mask is None else set(law.mask.hide(Tokens.unchecked(y, None, positions)))
     if not hidden <= {"causal", "window"}:
         return "the mask is a table"
     if not law.kernel.normalised or law.kernel.smooth:
@@ -433,7 +433,7 @@ def describe_system(
     """
     _, width, dim = y.shape
     parameters, kernel, space = find_parameters(law, plan, y, matrices), law.kernel, plan.space
-    hide = {} if law.mask is None else law.mask.hide(Tokens.unchecked(y[:1], None, None))
+    hide = {} if law.mask is None else law.mask.hide(Tokens.unchecked(y, None, positions))
     turns = None
     if law.positions is not None:
         angles = law.positions.turning_angles(law.query.shape[-2], Tokens.unchecked(y, None, positions))
