@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attractor.cli.environment import source_commit
 from attractor.errors import InputError
 from attractor.registry import unknown
-from benchmarks import evaluations, gpu, gradients, growth, machine, processes, solves
+from benchmarks import evaluations, gpu, gpu_solves, gradients, growth, machine, processes, solves
 from benchmarks.racing import Contest, Settings, limit_threads, run_contest
 
 if TYPE_CHECKING:
@@ -142,9 +142,13 @@ CONTESTS: dict[str, Callable[[Settings], list[Contest]]] = {
     "ensembles": evaluations.ensemble_contests,
     "processes": processes.contests,
     "gpu": gpu.contests,
+    "gpu_solves": gpu_solves.contests,
+    "gpu_gradients": gpu_solves.gradient_contests,
+    "gpu_noise": gpu_solves.noise_contests,
+    "gpu_phase": gpu_solves.phase_contests,
 }
 GROUPS = (*CONTESTS, "growth")
-GPU = ("gpu",)
+GPU = ("gpu", "gpu_solves", "gpu_gradients", "gpu_noise", "gpu_phase")
 CPU = tuple(name for name in GROUPS if name not in GPU)
 
 

@@ -83,6 +83,10 @@ def test_the_table_of_targets_is_all_there() -> None:
         "ensembles": [5.0, 5.0],
         "processes": [1.9],
         "gpu": [15.0, 27.0, 6.0, 2.0],
+        "gpu_solves": [8.0, 20.0, 8.0, 20.0, 8.0, 20.0, 3.0, 3.0, 5.0, 5.0],
+        "gpu_gradients": [2.0, 2.0],
+        "gpu_noise": [],
+        "gpu_phase": [],
     }
     assert [contest.rate for contest in planned if contest.rate is not None] == [2.5e12]
     assert [contest.tolerance for contest in planned if contest.group == "gpu"] == [2e-6, 1e-12, 5e-6]
@@ -131,7 +135,7 @@ def test_stiff_rows_agree_with_scipy(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("no_peers")
 def test_solves_growth_and_absent_parts(capfd: pytest.CaptureFixture[str]) -> None:
-    line = [*QUICK, "--rows", "solves,small,spectral,growth,gpu", "--json"]
+    line = [*QUICK, "--rows", "solves,small,spectral,growth,gpu,gpu_solves,gpu_gradients,gpu_noise,gpu_phase", "--json"]
     assert run(line) == 0
     printed = capfd.readouterr()
     assert printed.out.count("\n") == 1

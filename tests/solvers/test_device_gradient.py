@@ -37,7 +37,11 @@ def differentiate(
     law: dict[str, Any], points: Any, masses: Any, device: EmulatedDevice | None, seed: int = 1, **options: Any
 ) -> tuple[at.Trajectory, tuple[Tensor, ...]]:
     """A run and the gradient of a function of its states, by the device loop or by the native loop."""
-    leaves = {name: torch.tensor(part, requires_grad=True) for name, part in law.items() if name in ("query", "key", "value", "scale")}
+    leaves = {
+        name: torch.tensor(part, requires_grad=True)
+        for name, part in law.items()
+        if name in ("query", "key", "value", "scale")
+    }
     x = torch.tensor(points, requires_grad=True)
     m = None if masses is None else torch.tensor(masses, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -120,7 +124,14 @@ def test_states_that_are_computed_again(folder: Path, monkeypatch: pytest.Monkey
 def test_members_that_end_early(folder: Path) -> None:
     law = {"query": np.eye(2), "key": np.eye(2), "value": np.eye(2)}
     points = at.Tokens.hemisphere(5, 2, seed=3, ensemble=4).points.numpy()
-    options = {"space": "sphere", "until": 40.0, "stop": ("consensus",), "save": [1.0, 5.0], "rtol": 1e-6, "merge": False}
+    options = {
+        "space": "sphere",
+        "until": 40.0,
+        "stop": ("consensus",),
+        "save": [1.0, 5.0],
+        "rtol": 1e-6,
+        "merge": False,
+    }
     run = compare(law, points, None, EmulatedDevice(folder), **options)
     assert {outcome.name for outcome in run.outcomes} == {"consensus"}
 

@@ -130,7 +130,11 @@ def test_one_system_on_all_blocks(case: int, emulated: EmulatedDevice, monkeypat
 
 @pytest.mark.parametrize(
     ("space", "method", "kind", "common"),
-    [("euclidean", "strang2", "space", 0.02), ("sphere", "strang2", "space", 0.0), ("ellipsoid", "euler", "layer", 0.01)],
+    [
+        ("euclidean", "strang2", "space", 0.02),
+        ("sphere", "strang2", "space", 0.0),
+        ("ellipsoid", "euler", "layer", 0.01),
+    ],
 )
 def test_noise_has_the_path_of_the_native_loop(
     space: str, method: str, kind: str, common: float, emulated: EmulatedDevice
@@ -334,7 +338,9 @@ def test_hardmax(kernel: at.Hardmax, space: str, mask: str | None, emulated: Emu
 def test_rotary_positions(kernel: str, space: str, emulated: EmulatedDevice) -> None:
     generator = np.random.default_rng(3)
     query, key, value = generator.standard_normal((3, 2, 4, 4))
-    law = at.Attention(query, key, -np.abs(value) / 8, kernel=kernel, mask="causal", positions=at.Rotary(theta=10.0, dim=2))
+    law = at.Attention(
+        query, key, -np.abs(value) / 8, kernel=kernel, mask="causal", positions=at.Rotary(theta=10.0, dim=2)
+    )
     points = 0.5 * generator.standard_normal((3, 11, 4))
     points = points if space == "euclidean" else points / np.linalg.norm(points, axis=-1, keepdims=True)
     for positions in (None, np.sort(generator.random((3, 11)))):
@@ -342,4 +348,6 @@ def test_rotary_positions(kernel: str, space: str, emulated: EmulatedDevice) -> 
         plain = at.Attention(query, key, law.value, kernel=kernel, positions=law.positions)
         for one in (law, plain) if positions is None else (plain,):
             agree(*both(emulated, one, tokens, space=space, until=1.0, save=3, merge=False, stop=()))
-    assert "device" not in at.flow(law, tokens, space=space, until=0.1).stats.engine  # the mask is in the order of positions
+    assert (
+        "device" not in at.flow(law, tokens, space=space, until=0.1).stats.engine
+    )  # the mask is in the order of positions

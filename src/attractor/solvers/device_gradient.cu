@@ -299,7 +299,7 @@ private:
 #endif
         for (int c = 0; c < D; c++) own.x[c] = x.v[c], own.query[c] = query[c];
         if (MODE == 0) own.product = dot(own.grad, mean.v);
-        system.barrier();
+        // all threads have passed a barrier, in `average`, since they last read the rows
         if (system.writes()) rows[system.i] = own;
         system.barrier();
         REAL by_query[D], by_key[D], by_mass = 0;
@@ -356,7 +356,6 @@ private:
         }
         for (int c = 0; c < D; c++) by_x.v[c] += by_key[c];
         if (WEIGHTED) grad_mass += MODE == 0 ? by_mass / system.mass : by_mass;
-        system.barrier();
     }
 
     // Gradients of the start and of the masses, and for each block those of the law.

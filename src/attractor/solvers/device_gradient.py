@@ -18,7 +18,9 @@ from attractor.solvers.integration import Plan
 from attractor.solvers.native_gradient import NativeGradient, has_known_gradients
 from attractor.states import Tokens
 
-KEPT_BYTES = 1 << 29  # of the states that are kept of all members, and of those that are computed again, if there are not too many,
+KEPT_BYTES = (
+    1 << 29
+)  # of the states that are kept of all members, and of those that are computed again, if there are not too many,
 FEWEST, MOST = 16, 1024  # and how many of them a member has, an even number
 ROOM = 256  # steps for which there is room at first
 TILE_BYTES = 40 << 10  # of what keys give to gradients, if all blocks compute them
@@ -37,6 +39,8 @@ class DeviceRecord:
         self.steps = torch.zeros((members, ROOM, 2), dtype=torch.float64, device=points.device)
         self.kept = points.new_empty((members, self.slots, 2, n, d))
         self.taken = 0  # attempts so far
+        self.parameters: kernels.Parameters | None = None  # of the law, as the run had them
+        self.fetched: tuple[np.ndarray, np.ndarray] | None = None
 
     def arguments(self, attempts: int) -> tuple[int, dict[str, Tensor], dict[str, int]]:
         """Attempts of the next launch, at most ``attempts``, and its arrays and numbers."""
@@ -54,18 +58,24 @@ class DeviceRecord:
         if not arrived:
             self.taken = int(self.counts[:, 0].max())
 
+    def fetch(self) -> tuple[np.ndarray, np.ndarray]:
+        """The counts (members, 3), and lengths and ends of steps (members, steps, 2), of a run that has ended."""
+        if self.fetched is None:
+            counts = self.counts.cpu().numpy()
+            self.fetched = counts, self.steps[:, : int(counts[:, 0].max(initial=0))].cpu().numpy()
+        return self.fetched
+
     def lengths(self) -> list[np.ndarray]:
         """Lengths of the steps of each member."""
-        counts = self.counts[:, 0].tolist()
-        table = self.steps[:, : max(counts, default=0), 0].cpu().numpy()
-        return [row[:count] for row, count in zip(table, counts, strict=True)]
+        counts, table = self.fetch()
+        return [row[:count, 0] for row, count in zip(table, counts[:, 0], strict=True)]
 
     def locate(
         self, start: float, end: float, member: np.ndarray, time: np.ndarray, is_last: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Steps in which states were read, -1 for the start, and places within them, from 0 to 1."""
-        counts = self.counts[:, 0].cpu().numpy()
-        table = self.steps[:, : int(counts.max(initial=0))].cpu().numpy()
+        counts, table = self.fetch()
+        counts = counts[:, 0]
         steps, places = np.full(len(member), -1, dtype=np.int64), is_last.astype(np.float64)
         for number in np.unique(member):
             rows, count = np.flatnonzero(member == number), counts[number]
@@ -86,7 +96,11 @@ def is_supported(plan: Plan, tokens: Tokens) -> bool:
     points = points.reshape(-1, tokens.n, tokens.dim)
     if points.device.type != kernels.backend.device_type or points.dtype != torch.float64 or type(law) is not Attention:
         return False
-    if kernels.obstacle(plan, points, tokens.positions, differentiable=True) or not law.kernel.bilinear or law.kernel.exact:
+    if (
+        kernels.obstacle(plan, points, tokens.positions, differentiable=True)
+        or not law.kernel.bilinear
+        or law.kernel.exact
+    ):
         return False
     if law.positions is not None or law.heads * 2 * law.dim**2 > LARGEST_LAW or not has_known_gradients(plan, tokens):
         return False
@@ -128,8 +142,8 @@ class DeviceGradient(NativeGradient):
         named = dict(zip(self.names, inputs, strict=True))
         wanted = dict(zip(self.names, needed, strict=True))
         record: DeviceRecord = self.record  # type: ignore[assignment]
-        strides = record.counts[:, 1]
-        if int(strides.max()) > record.slots:
+        stride = int(record.fetch()[0][:, 1].max(initial=0))
+        if stride > record.slots:
             raise UnsupportedError(
                 f"a run of more than {record.slots**2:,} steps has no gradients on a GPU: give tokens on the CPU, or a larger rtol"
             )
@@ -142,7 +156,8 @@ class DeviceGradient(NativeGradient):
         members, n, d = y.shape
         masses = self.detached_tokens.masses
         masses = None if masses is None else masses.to(y).reshape(-1, n).contiguous()
-        system = kernels.describe_system(plan, law, y, masses, None, False, (members, n), matrices=wanted["value"])
+        assert record.parameters is not None
+        system = kernels.describe_system(plan, law, y, masses, None, False, (members, n), record.parameters)
         layout = _layout(plan, y, (members, n))
         macros = {**system.macros, "REVERSE": 1, "HEADS": law.heads, "ROWS": _rows_of_tile(y)}
         function = kernels.find_function(macros, type(plan.stepper), y.device, layout.shared)
@@ -157,7 +172,7 @@ class DeviceGradient(NativeGradient):
         arrays: dict[str, Tensor | None] = {
             "f": torch.empty_like(y), "masses": masses, "state": y.new_empty((len(kernels.STATES), members)),
             "record": record.counts, "record_steps": record.steps, "kept": record.kept,
-            "again": torch.empty_like(record.kept) if int(strides.max()) > 1 else None,
+            "again": torch.empty_like(record.kept) if stride > 1 else None,
             "read_first": place_on(first, np.int64), "read_step": place_on(step, np.int64),
             "read_place": place_on(place, np.float64), "read_grads": place_on(grads, np.float64),
             "grad_start": torch.zeros_like(y), "grad_masses": None if masses is None else y.new_zeros((members, n)),
@@ -191,7 +206,11 @@ class DeviceGradient(NativeGradient):
         assert query is not None
         assert key is not None
         # through the interaction, scale log2(e) K'Q
-        grad, scale, unit = each[..., : d * d].reshape(*each.shape[:2], d, d), kernels.scale_of(law), kernels.score_unit(law)
+        grad, scale, unit = (
+            each[..., : d * d].reshape(*each.shape[:2], d, d),
+            kernels.scale_of(law),
+            kernels.score_unit(law),
+        )
         found["query"], found["key"] = scale * unit * key @ grad, scale * unit * query @ grad.mT
         found["scale"] = (unit * grad * (key.mT @ query)).sum()
         if matrices:

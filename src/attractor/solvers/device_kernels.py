@@ -240,7 +240,9 @@ def obstacle(plan: Plan, y: Tensor, positions: Tensor | None = None, differentia
         return f"the method {plan.stepper.name} does not adapt explicit steps"
     if plan.events:
         return "events are Python functions"
-    if not all(type(rule) in RULES for rule in plan.rules) or len({type(rule) for rule in plan.rules}) < len(plan.rules):
+    if not all(type(rule) in RULES for rule in plan.rules) or len({type(rule) for rule in plan.rules}) < len(
+        plan.rules
+    ):
         return "a rule is a Python class"
     return system_obstacle(plan, y, positions)
 
@@ -350,14 +352,16 @@ def _board_bytes(y: Tensor) -> int:
     return width * (2 * dim + 3) * y.element_size() + 8 * (width + 2)
 
 
-def find_parameters(law: Attention, plan: Plan, y: Tensor, matrices: bool = False) -> Parameters:
-    """The parameters of a law on the device; those of the last laws are kept."""
-    space = plan.space
-    contents = read_contents((law.query, law.key, law.value))
-    key = (contents, scale_of(law), y.dtype, y.device, space.native_name, getattr(space, "radius", 1.0), matrices)
+def find_parameters(law: Attention, plan: Plan, y: Tensor) -> Parameters:
+    """The parameters of a law on the device; those of the last laws are kept, unless their gradients are needed."""
+    space, parts = plan.space, (law.query, law.key, law.value)
+    if any(part.requires_grad for part in parts):
+        return _make_parameters(law, plan, y)
+    contents = read_contents(parts)
+    key = (contents, scale_of(law), y.dtype, y.device, space.native_name, getattr(space, "radius", 1.0))
     known = _known.get(law)
     if known is None or known[0] != key or contents is None:
-        _known[law] = known = (key, _make_parameters(law, plan, y, matrices))
+        _known[law] = known = (key, _make_parameters(law, plan, y))
     return known[1]
 
 
@@ -365,7 +369,7 @@ _known: WeakKeyDictionary[Attention, tuple[Any, Parameters]] = WeakKeyDictionary
 DEVICE_MODES = (*MODES, "hardmax")
 
 
-def _make_parameters(law: Attention, plan: Plan, y: Tensor, matrices: bool) -> Parameters:
+def _make_parameters(law: Attention, plan: Plan, y: Tensor) -> Parameters:
     kernel, space = law.kernel, plan.space
     wide = {"device": y.device, "dtype": torch.float64}
     query, key, value = (
@@ -383,7 +387,7 @@ def _make_parameters(law: Attention, plan: Plan, y: Tensor, matrices: bool) -> P
     if space.native_name == "sphere" and not features:
         shifts = torch.linalg.matrix_norm(interaction) * float(space.radius) ** 2  # type: ignore[attr-defined]
         bound = float(shifts.max())
-    scalars = None if matrices else law._value_scalars
+    scalars = law._value_scalars
     maps = value if scalars is None else value[..., 0, 0]
     arrays = {"shifts": shifts, "value": maps}
     arrays |= {"query": query, "key": key} if features else {"interaction": interaction}
@@ -424,15 +428,21 @@ class System:
 
 
 def describe_system(
-    plan: Plan, law: Attention, y: Tensor, masses: Tensor | None, positions: Tensor | None, skip_self: bool, whole: Any, matrices: bool = False
+    plan: Plan,
+    law: Attention,
+    y: Tensor,
+    masses: Tensor | None,
+    positions: Tensor | None,
+    skip_self: bool,
+    whole: Any,
+    parameters: Parameters,
 ) -> System:
     """The field of a law at points y (members, width, d).
 
-    ``whole`` is the number of members and of tokens at the start; ``matrices`` makes values matrices even if they are multiples of the
-    identity.
+    ``whole`` is the number of members and of tokens at the start; ``parameters`` are those of the law.
     """
     _, width, dim = y.shape
-    parameters, kernel, space = find_parameters(law, plan, y, matrices), law.kernel, plan.space
+    kernel, space = law.kernel, plan.space
     hide = {} if law.mask is None else law.mask.hide(Tokens.unchecked(y, None, positions))
     turns = None
     if law.positions is not None:
@@ -521,5 +531,3 @@ def count_slopes(stepper: type[RungeKutta]) -> tuple[int, int]:
     assert coefficients is not None
     inner, _, _, extra, parts = coefficients
     return 3 + len(parts), len(inner) + 2 + len(extra)
-
-

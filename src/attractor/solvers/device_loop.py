@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -48,6 +47,7 @@ class DeviceLoop:
     def __init__(self, run: Integration) -> None:
         self.run = run
         self.repeat: Repeat | None = None  # the launch of a run that arrived in it
+        self.parameters: tuple[Attention, kernels.Parameters] | None = None  # of the law of the rows that are left
 
     def advance(self, seconds: float) -> LoopResult:
         """Take steps of every row for about so many seconds; one attempt each if that is 0."""
@@ -73,14 +73,23 @@ class DeviceLoop:
         if merges is not None:
             merges.masses = masses
         whole = recorder.points.shape
-        system = kernels.describe_system(plan, law, y, masses, run.field.positions, run.field.skip_self and run.gradient is None, whole[1:3])
+        if self.parameters is None or self.parameters[0] is not law:
+            self.parameters = law, kernels.find_parameters(law, plan, y)
+        skip_self, known = run.field.skip_self and run.gradient is None, self.parameters[1]
+        system = kernels.describe_system(plan, law, y, masses, run.field.positions, skip_self, whole[1:3], known)
         record = getattr(run.gradient, "record", None)
-        macros = {**system.macros, "MERGING": int(merges is not None), "RULES": int(rules), "RECORD": int(record is not None)}
+        macros = {
+            **system.macros,
+            "MERGING": int(merges is not None),
+            "RULES": int(rules),
+            "RECORD": int(record is not None),
+        }
         function = kernels.find_function(macros, type(plan.stepper), device, system.layout.shared)
         save_times = _times_on(np.ascontiguousarray(recorder.times).tobytes(), device)
         attempts, fixed, extra = self._attempts(seconds), {} if merges is None else merges.arrays(), {}
         if record is not None:
             attempts, fixed, extra = record.arguments(attempts)
+            record.parameters = record.parameters or known
         argument = Run(
             members=members, columns=whole[1], saves=len(recorder.times), attempts=attempts, n=whole[2], **extra,
             fresh=int(fresh), named_times=int(recorder.explicit), merge=0.0 if merger is None else merger.tolerance,
@@ -89,7 +98,15 @@ class DeviceLoop:
         argument.order[:] = [*order, -1, -1, -1][:3]
         launch = Launch(function, system.layout, argument, {**system.tensors, "save_times": save_times})
         launch(
-            y, f=f, anchor=anchor, inside=inside, saved=recorder.points, masses=masses, state=state, totals=totals, **fixed
+            y,
+            f=f,
+            anchor=anchor,
+            inside=inside,
+            saved=recorder.points,
+            masses=masses,
+            state=state,
+            totals=totals,
+            **fixed,
         )
         if record is not None:
             record.update(not totals[3])
@@ -100,7 +117,7 @@ class DeviceLoop:
         if not others:  # everyone arrived: nothing else of the state is needed
             if merger is not None and merges is not None:
                 merger.apply_native(merges, np.zeros(members, dtype=np.int64), finished=True)
-            if fresh and merger is None and masses is None and not rules and run.segment == 0:
+            if fresh and merger is None and masses is None and not rules and run.segment == 0 and record is None:
                 self.repeat = Repeat(plan, launch, recorder.times, recorder.explicit)
             return _all_arrived(plan.until, len(recorder.times), y, f, (evaluations, accepted, rejected))
         rows = dict(zip(STATES, state.cpu().numpy(), strict=True))
@@ -210,9 +227,7 @@ class Launch:
             setattr(argument, name, None if tensor is None else tensor.data_ptr())
         argument.y, argument.totals, argument.arrived = y.data_ptr(), totals.data_ptr(), totals[-1:].data_ptr()
         together = layout.tile > 0
-        kernels.backend.launch(
-            self.function, blocks, layout.threads, layout.shared, argument, y.device, together
-        )
+        kernels.backend.launch(self.function, blocks, layout.threads, layout.shared, argument, y.device, together)
 
 
 @dataclass(frozen=True)
@@ -274,7 +289,7 @@ def repeat_run(definition: Definition) -> Trajectory | None:
         del known[key]
         return None
     began = time.perf_counter()
-    state, plan, launch = definition.state, found.plan, found.launch
+    state, launch = definition.state, found.launch
     assert isinstance(state, Tokens)
     n, dim = state.points.shape[-2:]
     y = state.points.detach().reshape(-1, n, dim).clone(memory_format=torch.contiguous_format)
@@ -337,6 +352,7 @@ class DeviceNoisyLoop:
 
     def __init__(self, run: Integration) -> None:
         self.run = run
+        self.parameters: tuple[Attention, kernels.Parameters] | None = None  # of the law of the rows that are left
 
     def seconds(self, stages: int) -> float:
         """Seconds of a step of all members, about."""
@@ -357,7 +373,10 @@ class DeviceNoisyLoop:
         members, width, dim = y.shape
         masses = run.field.masses
         masses = None if masses is None else masses.to(y).reshape(-1, masses.shape[-1]).contiguous()
-        system = kernels.describe_system(plan, law, y, masses, run.field.positions, run.field.skip_self, whole[1:3])
+        if self.parameters is None or self.parameters[0] is not law:
+            self.parameters = law, kernels.find_parameters(law, plan, y)
+        skip_self, known = run.field.skip_self, self.parameters[1]
+        system = kernels.describe_system(plan, law, y, masses, run.field.positions, skip_self, whole[1:3], known)
         method = 1 + ("euler", "strang2").index(plan.stepper.name)
         macros = {"NOISE": method, "LAYER_NOISE": int(plan.noise.kind == "layer")}
         function = kernels.find_function({**system.macros, **macros}, type(plan.stepper), device, system.layout.shared)

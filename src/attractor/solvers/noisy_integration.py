@@ -117,19 +117,21 @@ class NoisyIntegration(Integration):
 
     def _schedule(self, end: float) -> tuple[float, np.ndarray, np.ndarray]:
         """Length of the next steps, and the times (in two parts) at the start and after each of them."""
-        h, most = self._next_step(end), self._most_steps()
-        t, low = self.t[:1], self.t_low[:1]
+        h, most, longest = self._next_step(end), self._most_steps(), float(self.h[0])
+        t, low = float(self.t[0]), float(self.t_low[0])
         times, lows = [t], [low]
-        kept = self.t, self.t_low
-        self.t, self.t_low = t, low
-        everyone = np.ones(1, dtype=bool)
-        while len(times) <= most and (end - self.t) - self.t_low > 0 and self._next_step(end) == h:
-            taken = np.array([h])
-            self._advance_time(everyone, taken, taken == (end - self.t) - self.t_low, end)
-            times.append(self.t)
-            lows.append(self.t_low)
-        self.t, self.t_low = kept
-        return h, np.concatenate(times), np.concatenate(lows)
+        while len(times) <= most and (left := (end - t) - low) > 0:
+            if (left if left < (1.0 + SLACK) * longest else longest) != h:
+                break
+            if h == left:
+                t, low = end, 0.0
+            else:  # as in _advance_time
+                move = h + low
+                total = t + move
+                t, low = total, (t - (total - (total - t))) + (move - (total - t))
+            times.append(t)
+            lows.append(low)
+        return h, np.array(times), np.array(lows)
 
     def _most_steps(self) -> int:
         """Number of steps until signals, budgets, stores and progress are looked after."""

@@ -744,10 +744,8 @@ def _merge_tolerance(law: Law, plan: Plan, merge: float | bool | None, different
         return None
     obstacle = law.merge_obstacle()
     if merge is None:
-        fits = (
-            obstacle is None and law.is_attracting() and plan.space.is_curved and plan.adaptive and not differentiable
-        )
-        return 0.1 * plan.rtol * min(1.0, plan.space.size) if fits else None
+        possible = obstacle is None and plan.space.is_curved and plan.adaptive and not differentiable
+        return 0.1 * plan.rtol * min(1.0, plan.space.size) if possible and law.is_attracting() else None
     if merge is False:
         return None
     if isinstance(merge, bool) or not (math.isfinite(merge) and merge > 0):

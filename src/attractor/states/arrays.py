@@ -15,6 +15,7 @@ from attractor.errors import InputError
 SMALL = 4096  # numbers of a tensor that are compared at every use,
 MANY = 1 << 18  # and of all parameters of a law that are compared once in a run
 
+
 def to_float_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
     """Return a tensor in float32 or float64.
 
@@ -95,10 +96,19 @@ def is_in_range(root: Tensor) -> bool:
     return float(least) >= 32.0 * torch.finfo(root.dtype).tiny ** 0.5 and float(most) < float("inf")
 
 
+def _are_finite_on_gpu(parts: list[Tensor]) -> bool:
+    """Whether tensors on one GPU are finite, found out by waiting for it once; False for others."""
+    if not parts or parts[0].device.type != "cuda" or any(part.device != parts[0].device for part in parts):
+        return False
+    return bool(torch.stack([torch.isfinite(part.detach()).all() for part in parts]).all())
+
+
 def convert_parameters(record: object, names: tuple[str, ...]) -> None:
     """Store the named parameters of a frozen record as finite tensors of one dtype, the widest that was given."""
     given = {name: getattr(record, name) for name in names if getattr(record, name) is not None}
-    parts = {name: check_finite(to_float_tensor(value, f"the {name}"), f"the {name}") for name, value in given.items()}
+    parts = {name: to_float_tensor(value, f"the {name}") for name, value in given.items()}
+    if not _are_finite_on_gpu([*parts.values()]):
+        parts = {name: check_finite(part, f"the {name}") for name, part in parts.items()}
     dtype = reduce(torch.promote_types, (part.dtype for part in parts.values()))
     for name, part in parts.items():
         object.__setattr__(record, name, part.to(dtype))

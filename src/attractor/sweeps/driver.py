@@ -50,6 +50,7 @@ from attractor.sweeps.systems import (
 
 TASK_SECONDS = (0.2, 4.0)  # that a task takes
 TASK_MEMBERS, TASK_CELLS, TASK_BYTES = 1 << 13, 1 << 11, 1 << 26
+GPU_MEMBERS, GPU_BYTES, GPU_SECONDS = 1 << 18, 1 << 30, 3600.0  # of a task on a GPU, which large ensembles keep busy
 PROBES, PROBE_SECONDS, PROBE_STARTS = 6, 3.0, 4  # runs that measure the cost
 ARRAY_NUMBERS = 64  # assumed size of an observable that is an array, in the size of tasks
 Work = tuple[tuple[str, ...], Request]  # observables, and the starts of a cell that lack them
@@ -586,6 +587,9 @@ class _Driver:
             each, size = np.full(len(todo), 1e-3), 8.0 * ARRAY_NUMBERS
         total = float(sum(each[k] * request.count for k, (_, request) in enumerate(todo)))
         target = min(TASK_SECONDS[1], max(TASK_SECONDS[0], total / (8 * self.executor.workers)))
+        most_members, most_bytes = TASK_MEMBERS, TASK_BYTES
+        if self.experiment.device != "cpu":
+            target, most_members, most_bytes = GPU_SECONDS, GPU_MEMBERS, GPU_BYTES
         found: list[Task] = []
         group: list[Request] = []
         names, cost, members = (), 0.0, 0
@@ -597,10 +601,10 @@ class _Driver:
             group, cost, members = [], 0.0, 0
 
         for k, (wanted, request) in enumerate(todo):
-            for piece in _split(request, float(each[k]), size, target):
+            for piece in _split(request, float(each[k]), target, most_members, most_bytes / max(size, 1.0)):
                 seconds = float(each[k]) * piece.count
-                full = cost + seconds > 1.5 * target or members + piece.count > TASK_MEMBERS or len(group) >= TASK_CELLS
-                if wanted != names or full or (members + piece.count) * size > TASK_BYTES:
+                full = cost + seconds > 1.5 * target or members + piece.count > most_members or len(group) >= TASK_CELLS
+                if wanted != names or full or (members + piece.count) * size > most_bytes:
                     close()
                 names = wanted
                 group.append(piece)
@@ -620,7 +624,9 @@ class _Driver:
             if not (self.folder.path / TABLE).exists():
                 self._end()
             return True
-        tasks, seconds = self.tasks(todo, self.measure(todo))
+        # a few runs on a GPU say little about many; their cost is needed for a question only
+        probes = [] if self.experiment.device != "cpu" and confirm is None else self.measure(todo)
+        tasks, seconds = self.tasks(todo, probes)
         members = sum(request.count for _, request in todo)
         if confirm is not None and not confirm(Cost(cells, members, known, seconds, self.executor.workers)):
             return False
@@ -659,9 +665,9 @@ class _Driver:
             Sweep(self.folder.path).write_table()
 
 
-def _split(request: Request, seconds: float, size: float, target: float) -> Iterator[Request]:
+def _split(request: Request, seconds: float, target: float, *limits: float) -> Iterator[Request]:
     """Split the starts of a request that would take too long, at multiples of 64."""
-    most = max(1, min(TASK_MEMBERS, TASK_BYTES / max(size, 1.0), 1.5 * target / max(seconds, 1e-9)))
+    most = max(1, min(*limits, 1.5 * target / max(seconds, 1e-9)))
     if request.count <= most:
         yield request
         return
