@@ -42,6 +42,8 @@ RESIDENT = {
 }  # threads that a multiprocessor should hold; more have too few registers
 GRID_TOKENS = 96  # above, one system is integrated by all blocks
 MAX_GRID_TOKENS = 16384
+MAX_WIDE_TOKENS = 2048  # of more than WIDE dimensions; of more tokens, engines compute products on tensor cores
+WIDE = 8
 TILE_BYTES = 48 << 10  # of keys and points
 SLOPE_BYTES = 64 << 10  # of a block; slopes that take more are in local memory
 PAIRS = {torch.float64: 4e11, torch.float32: 1e12}  # pairs per second that a launch is planned with
@@ -225,14 +227,11 @@ class Parameters:
     bound: float  # of all scores, in units of log 2; infinite if there is none
 
 
-def is_supported(plan: Plan, y: Tensor, positions: Tensor | None = None, differentiable: bool = False) -> bool:
-    """Whether the device loop can run a plan on points y; ``differentiable`` if it records the steps for gradients."""
-    return not obstacle(plan, y, positions, differentiable)
-
-
 def obstacle(plan: Plan, y: Tensor, positions: Tensor | None = None, differentiable: bool = False) -> str:
-    """Why the device loop cannot run a plan on points y; empty if it can."""
-    if plan.differentiable and not differentiable:
+    """Why the device loop cannot run a plan on points y; empty if it can. ``differentiable``: it records the steps for gradients."""
+    if not plan.native and not plan.differentiable:
+        return "an engine was named, or several processes share the run"
+    if not plan.native or (plan.differentiable and not differentiable):
         return "gradients are needed that it does not compute"
     if y.device.type != backend.device_type:
         return f"the tokens are on the {y.device.type}"
@@ -257,9 +256,9 @@ def system_obstacle(plan: Plan, y: Tensor, positions: Tensor | None = None) -> s
         return f"it takes float32 and float64, and the tokens are {y.dtype}"
     if torch.compiler.is_compiling():
         return "it does not run inside torch.compile"
-    most = MAX_GRID_TOKENS if len(y) == 1 and backend.grid(y.device, y.dtype)[0] else MAX_TOKENS
-    if n > most:
-        return f"there are {n} tokens, and it takes up to {MAX_TOKENS} of each of several systems and {MAX_GRID_TOKENS} of one"
+    largest = MAX_GRID_TOKENS if dim <= WIDE else MAX_WIDE_TOKENS
+    if n > (largest if len(y) == 1 and backend.grid(y.device, y.dtype)[0] else MAX_TOKENS):
+        return f"there are {n} tokens, and it takes up to {MAX_TOKENS} of each of several systems and {largest} of one"
     if dim > MAX_DIM:
         return f"tokens have {dim} dimensions, and it takes up to {MAX_DIM}"
     if "native_name" not in vars(type(space)) or space.native_name not in SPACES:
@@ -268,6 +267,7 @@ def system_obstacle(plan: Plan, y: Tensor, positions: Tensor | None = None) -> s
         return f"the size {space.size:g} of the {space.name} leaves the range of float32"
     if found := _law_obstacle(law, y, positions):
         return found
+    assert isinstance(law, Attention)
     shared, most = find_layout(y, len(y), n, law.query.shape[-2], plan.stepper).shared, backend.shared_memory(y.device)
     if shared > most:
         return f"a system takes {shared} bytes of shared memory, and a multiprocessor has {most}"
@@ -449,7 +449,7 @@ def describe_system(
         angles = law.positions.turning_angles(law.query.shape[-2], Tokens.unchecked(y, None, positions))
         assert angles is not None
         turns = torch.stack((angles.cos(), angles.sin()), -1).reshape(-1, *angles.shape[-2:], 2).to(y).contiguous()
-    layout = find_layout(y, *whole, law.query.shape[-2], plan.stepper)
+    layout = find_layout(y, whole[0], whole[1], law.query.shape[-2], plan.stepper)
     surface = None if space.dim is None else space.surface(space.dim)
     macros = {
         **dict.fromkeys(("NOISE", "MERGING", "RULES", "RECORD", "REVERSE"), 0),

@@ -405,19 +405,20 @@ class DeviceNoisyLoop:
         return NoisyResult(rows["taken"].astype(np.int64), failed, far, y, f, round(rows["evaluations"].sum()))
 
 
-def is_noise_supported(run: Integration) -> bool:
-    """Whether the kernel can take the steps of a run with noise."""
+def noise_obstacle(run: Integration) -> str:
+    """Why the kernel cannot take the steps of a run with noise; empty if it can."""
     plan = run.plan
-    return (
-        plan.native
-        and plan.noise is not None
-        and plan.noise.draws_increments
-        and plan.stepper.name in ("euler", "strang2")
-        and not plan.events
-        and not plan.differentiable
-        and run.y.device.type == kernels.backend.device_type
-        and not kernels.system_obstacle(plan, run.y, run.field.positions)
-    )
+    if run.y.device.type != kernels.backend.device_type:
+        return f"the tokens are on the {run.y.device.type}"
+    if not plan.native:
+        return "an engine was named, or several processes share the run"
+    if plan.noise is None or not plan.noise.draws_increments or plan.stepper.name not in ("euler", "strang2"):
+        return "it does not know this noise"
+    if plan.events:
+        return "events are Python functions"
+    if plan.differentiable:
+        return "gradients are needed that it does not compute"
+    return kernels.system_obstacle(plan, run.y, run.field.positions)
 
 
 class DeviceMerges(NativeMerges):

@@ -98,6 +98,7 @@ class Integration:
 
     span: Span | None = None  # subspace whose coordinates are integrated
     repeat: Repeat | None = None  # the launch on a GPU that the whole run was
+    fallback: str = ""  # why a GPU does not integrate by itself
 
     def __init__(
         self, plan: Plan, tokens: Tokens, recorder: Recorder, merger: Merger | None, execution: Execution
@@ -185,8 +186,10 @@ class Integration:
     def _make_loop(self) -> NativeLoop | DeviceLoop | None:
         """The native loop on a CPU or the device loop on a GPU, or None if neither can be used."""
         on_device = self.gradient is not None and self.gradient.on_device
-        if self.plan.native and device_kernels.is_supported(self.plan, self.y, self.field.positions, on_device):
+        obstacle = device_kernels.obstacle(self.plan, self.y, self.field.positions, on_device)
+        if not obstacle:
             return DeviceLoop(self)
+        self.fallback = "" if self.y.device.type == "cpu" else obstacle
         return make_native_loop(self)
 
     def _advance_explicitly(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attractor.errors import InputError, UnsupportedError
-from attractor.solvers.device_loop import DeviceNoisyLoop, is_noise_supported
+from attractor.solvers.device_loop import DeviceNoisyLoop, noise_obstacle
 from attractor.solvers.integration import Execution, Integration, Plan
 from attractor.solvers.merging import Merger
 from attractor.solvers.native_loop import NativeNoisyLoop, is_usable
@@ -48,10 +48,13 @@ class NoisyIntegration(Integration):
         self.fresh = True
 
     def _step(self, begin: float, end: float, implicit: bool = False) -> None:
-        if self.loop is None and is_noise_supported(self):
-            self.loop = DeviceNoisyLoop(self)
-        elif self.loop is None and is_usable(self):
-            self.loop = NativeNoisyLoop(self)
+        if self.loop is None:
+            obstacle = noise_obstacle(self)
+            self.fallback = "" if self.y.device.type == "cpu" else obstacle
+            if not obstacle:
+                self.loop = DeviceNoisyLoop(self)
+            elif is_usable(self):
+                self.loop = NativeNoisyLoop(self)
         if self.loop is not None:
             return self._step_natively(self.loop, end)
         stepper, source, t = self.plan.stepper, self.field.source, self.t

@@ -189,6 +189,7 @@ def _join(definition: Definition, parts: list[Trajectory], times: Tensor, values
         switches=tuple(switches),
         peak_memory=parts[-1].stats.peak_memory,
         reduced_dim=first.stats.reduced_dim,
+        fallback=first.stats.fallback,
     )
     final = torch.cat([part.final.points for part in parts])  # type: ignore[union-attr]
     shape = state.batch_shape

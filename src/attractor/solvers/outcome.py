@@ -74,6 +74,7 @@ class Statistics:
     processes : number of processes.
     switches : changes of the method where a member is stiff: member, time, and the method from then on.
     reduced_dim : dimension of the subspace in which tokens were integrated; None if that was their own space.
+    fallback : why a run of tokens on a GPU was not integrated there by one kernel; empty if it was, and on a CPU.
     peak_memory : largest number of bytes that this process has held so far; None if the system does not report it.
     """
 
@@ -88,6 +89,7 @@ class Statistics:
     switches: tuple[tuple[int, float, str], ...] = ()
     peak_memory: int | None = None
     reduced_dim: int | None = None
+    fallback: str = ""
 
 
 @dataclass(frozen=True)

@@ -849,7 +849,7 @@ def _move_law(law: Law, device: torch.device) -> Law:
     if all(part.device == device for part in parts):
         return law
     contents = read_contents(parts) if type(law) is Attention else None
-    if contents is None or any(part.requires_grad for part in parts):
+    if type(law) is not Attention or contents is None or any(part.requires_grad for part in parts):
         return move_tensors(law, device)
     key = (device, *(part.dtype for part in parts), contents)
     known = _moved.get(law)
@@ -891,6 +891,7 @@ def make_trajectory(run: Integration, definition: Definition) -> Trajectory:
         switches=tuple(run.switches),
         peak_memory=memory.peak(RECENT if run.seconds < RECENT else 0.0),
         reduced_dim=None if run.span is None else run.span.dim,
+        fallback="" if "device" in run.execution.engines else run.fallback,
     )
     return Trajectory(
         times=torch.from_numpy(np.array(times)),

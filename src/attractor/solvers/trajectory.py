@@ -35,7 +35,7 @@ from attractor.states import Density, Equiangular, Gaussian, Tokens, grid_values
 if TYPE_CHECKING:
     from attractor.plotting import Scene
 
-PAIRS = 1 << 22  # pairs of tokens in one call of an observable
+PAIRS, GPU_PAIRS = 1 << 22, 1 << 26  # pairs of tokens in one call of an observable
 MAX_DRAWN = 1 << 24  # numbers in a run above which a curve shows only some of the saved times
 SUMMARISED = ("clusters", "token_norm", "pairwise_distance", "cosine", "effective_rank")  # none of them costs n^2
 LISTED = 64  # tokens of a merge that are listed in a summary
@@ -426,7 +426,8 @@ class Trajectory:
             ]
             return torch.stack([torch.as_tensor(state) for state in states])
         n = self.initial.size if isinstance(self.initial, Density) else self.n
-        step = max(1, PAIRS // (n * n * max(1, self.initial.batch_shape.numel())))
+        pairs = GPU_PAIRS if self.points.device.type == "cuda" else PAIRS
+        step = max(1, pairs // (n * n * max(1, self.initial.batch_shape.numel())))
         parts = [
             torch.as_tensor(function(self._slice(slice(k, k + step)), law=self.law, space=self.space, **options))
             for k in range(0, len(self.times), step)

@@ -737,6 +737,8 @@ def _integrate(experiment: Experiment, system: System, requests: Sequence[Reques
 
 def _merge_times(run: Trajectory) -> list[np.ndarray]:
     trees = getattr(run.events, "trees", [])
+    if not trees:
+        return [np.zeros(0)] * len(run.outcomes)
     return [trees[k].rows[:, 0] if k < len(trees) else np.zeros(0) for k in range(len(run.outcomes))]
 
 
