@@ -240,7 +240,7 @@ def test_systems_that_other_loops_take(emulated: EmulatedDevice) -> None:
     for n, dim in ((4, device_kernels.MAX_DIM + 1), (device_kernels.MAX_TOKENS + 1, 2)):
         law = at.Attention.isotropic(dim, 1.0)
         assert "device" not in at.flow(law, at.Tokens.uniform(n, dim), space="sphere", until=0.1).stats.engine
-    law = at.Attention.isotropic(3, 1.0, positions=at.Alibi())
+    law = at.Attention.isotropic(3, 1.0, positions=at.Alibi([0.1]))
     assert "device" not in at.flow(law, at.Tokens.uniform(4, 3), space="sphere", until=0.1).stats.engine
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -201,23 +201,23 @@ class DeviceGradient(NativeGradient):
         assert each is not None
         if len(each) != members or members == 1:  # the blocks of one system
             each = each.sum(0, keepdim=True)
-        found: dict[str, Tensor | None] = {"start": start, "masses": arrays["grad_masses"]}
         query, key = named["query"], named["key"]
         assert query is not None
         assert key is not None
         # through the interaction, scale log2(e) K'Q
-        grad, scale, unit = (
-            each[..., : d * d].reshape(*each.shape[:2], d, d),
-            kernels.scale_of(law),
-            kernels.score_unit(law),
-        )
-        found["query"], found["key"] = scale * unit * key @ grad, scale * unit * query @ grad.mT
-        found["scale"] = (unit * grad * (key.mT @ query)).sum()
-        if matrices:
-            found["value"] = each[..., d * d :].reshape(*each.shape[:2], d, d)
+        grad, unit = each[..., : d * d].reshape(*each.shape[:2], d, d), kernels.score_unit(law)
+        factor = kernels.scale_of(law) * unit
+        makers: dict[str, Callable[[], Tensor | None]] = {
+            "start": lambda: start,
+            "masses": lambda: arrays["grad_masses"],
+            "query": lambda: factor * key @ grad,
+            "key": lambda: factor * query @ grad.mT,
+            "scale": lambda: (unit * grad * (key.mT @ query)).sum(),
+            "value": lambda: each[..., d * d :].reshape(*each.shape[:2], d, d) if matrices else None,
+        }
         results: list[Tensor | None] = []
         for name, part in named.items():
-            value = found.get(name) if wanted[name] else None
+            value = makers[name]() if wanted[name] and name in makers else None
             if part is None or value is None:
                 results.append(None)
                 continue
