@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attractor import memory
 from attractor.errors import UnsupportedError
 from attractor.laws import Attention
 from attractor.solvers import device_kernels as kernels
@@ -35,6 +36,8 @@ class DeviceRecord:
         members, n, d = points.shape
         slots = KEPT_BYTES // (members * 2 * n * d * points.element_size())
         self.slots = min(MOST, max(FEWEST, slots)) // 2 * 2
+        needed = 2.0 * self.slots * members * 2 * n * d * points.element_size()  # kept, and computed again
+        memory.check(needed, n, f"gradients through a run of {n:,} tokens", device=points.device)
         self.counts = torch.zeros((members, 3), dtype=torch.int32, device=points.device)
         self.steps = torch.zeros((members, ROOM, 2), dtype=torch.float64, device=points.device)
         self.kept = points.new_empty((members, self.slots, 2, n, d))

@@ -292,12 +292,14 @@ def repeat_run(definition: Definition) -> Trajectory | None:
     state, launch = definition.state, found.launch
     assert isinstance(state, Tokens)
     n, dim = state.points.shape[-2:]
-    y = state.points.detach().reshape(-1, n, dim).clone(memory_format=torch.contiguous_format)
-    members, saves = len(y), len(found.times)
-    saved = y.new_empty((saves, members, n, dim))
-    table = torch.empty((len(STATES), members), dtype=torch.float64, device=y.device)
-    totals = torch.zeros(8, dtype=torch.float64, device=y.device)
-    launch(y, totals, f=torch.empty_like(y), anchor=y, saved=saved, state=table)
+    try:
+        y = state.points.detach().reshape(-1, n, dim).clone(memory_format=torch.contiguous_format)
+        saved = y.new_empty((len(found.times), len(y), n, dim))
+        table = torch.empty((len(STATES), len(y)), dtype=torch.float64, device=y.device)
+        totals = torch.zeros(8, dtype=torch.float64, device=y.device)
+        launch(y, totals, f=torch.empty_like(y), anchor=y, saved=saved, state=table)
+    except torch.OutOfMemoryError:
+        return None  # the run step by step says what fits
     costs = totals.tolist()
     if costs[3] or costs[OFF_SPACE]:  # some member did not arrive, or a token was not on the space
         del known[key]
