@@ -44,6 +44,9 @@ GRID_TOKENS = 96  # above, one system is integrated by all blocks
 MAX_GRID_TOKENS = 16384
 MAX_WIDE_TOKENS = 2048  # of more than WIDE dimensions; of more tokens, engines compute products on tensor cores
 WIDE = 8
+OTHER_ENGINE = (
+    "an engine was named, several processes share the run, or gradients are needed that the kernels do not compute"
+)
 TILE_BYTES = 48 << 10  # of keys and points
 SLOPE_BYTES = 64 << 10  # of a block; slopes that take more are in local memory
 PAIRS = {torch.float64: 4e11, torch.float32: 1e12}  # pairs per second that a launch is planned with
@@ -229,9 +232,7 @@ class Parameters:
 
 def obstacle(plan: Plan, y: Tensor, positions: Tensor | None = None, differentiable: bool = False) -> str:
     """Why the device loop cannot run a plan on points y; empty if it can. ``differentiable``: it records the steps for gradients."""
-    if not plan.native and not plan.differentiable:
-        return "an engine was named, or several processes share the run"
-    if not plan.native or (plan.differentiable and not differentiable):
+    if plan.differentiable and not differentiable:
         return "gradients are needed that it does not compute"
     if y.device.type != backend.device_type:
         return f"the tokens are on the {y.device.type}"

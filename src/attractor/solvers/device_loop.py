@@ -413,7 +413,7 @@ def noise_obstacle(run: Integration) -> str:
     if run.y.device.type != kernels.backend.device_type:
         return f"the tokens are on the {run.y.device.type}"
     if not plan.native:
-        return "an engine was named, or several processes share the run"
+        return kernels.OTHER_ENGINE
     if plan.noise is None or not plan.noise.draws_increments or plan.stepper.name not in ("euler", "strang2"):
         return "it does not know this noise"
     if plan.events:

@@ -185,8 +185,10 @@ class Integration:
 
     def _make_loop(self) -> NativeLoop | DeviceLoop | None:
         """The native loop on a CPU or the device loop on a GPU, or None if neither can be used."""
-        on_device = self.gradient is not None and self.gradient.on_device
-        obstacle = device_kernels.obstacle(self.plan, self.y, self.field.positions, on_device)
+        obstacle = device_kernels.OTHER_ENGINE
+        if self.plan.native:
+            on_device = self.gradient is not None and self.gradient.on_device
+            obstacle = device_kernels.obstacle(self.plan, self.y, self.field.positions, on_device)
         if not obstacle:
             return DeviceLoop(self)
         self.fallback = "" if self.y.device.type == "cpu" else obstacle
