@@ -694,11 +694,11 @@ def _entry(case: Case, cost: float) -> Figure:
 
 
 FIGURES = (
-    _entry(CASES["collapse"], 15.0),
-    _entry(CASES["line"], 12.0),
-    _entry(CASES["plane"], 4.0),
-    _entry(CASES["two-lines"], 25.0),
-    _entry(CASES["divergence"], 45.0),
-    _entry(CASES["both"], 45.0),
+    _entry(CASES["collapse"], 20.0),
+    _entry(CASES["line"], 16.0),
+    _entry(CASES["plane"], 11.0),
+    _entry(CASES["two-lines"], 20.0),
+    _entry(CASES["divergence"], 35.0),
+    _entry(CASES["both"], 37.0),
 )
 FOUND = dict(zip(CASES, FIGURES, strict=True))

@@ -282,8 +282,8 @@ def _entry(kernel: str, name: str, file: str, cost: float) -> Figure:
 
 
 FIGURES = (
-    _entry("softmax", "softmax", "histograms_trad.pdf", 60.0),
-    _entry("l2", "L2", "histograms_L2.pdf", 60.0),
+    _entry("softmax", "softmax", "histograms_trad.pdf", 120.0),
+    _entry("l2", "L2", "histograms_L2.pdf", 150.0),
 )
 
 

@@ -86,7 +86,7 @@ def draw_cones(
                 rim(other)
                 other.set_title(other_title, loc="left", fontsize=6.5)
         handles = [Line2D([], [], color=style.PALETTE[COLOURS[kind]]) for kind in marks]
-        page.legend(handles, [WORDS[kind] for kind in marks], len(cases) * block + 0.05, ncols=3)
+        page.legend(handles, [WORDS[kind] for kind in marks], len(cases) * block + 0.05, ncols=4 if others else 3)
         return write_chart(page.figure, path)
 
 
