@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"layers": 2, "dim": 16, "heads": 2, "context": 16, "bat
 SMALL |= {"evaluate": 4, "evaluations": 2, "checkpoint": 4, "rate": 1e-2, "keep": 2}
 TEXT = "The tokens gather, and where they gather they stay.\n"
 KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"positions": "absolute", "temperature": "learned", "bias": True},
+    "plain": {"positions": "absolute", "temperature": "learned", "bias": True, "spectral": True},
     "definite": {"attention": "convergent", "placement": "post", "norm": "rms"},
     "official": {"attention": "divergent", "orientation": "official", "positions": "none", "tokens": "words"},
     "refined": {"refinement": "shift", "strength": 0.5, "tokens": "bpe", "vocabulary": 262, "placement": "peri"},

@@ -111,6 +111,8 @@ def _describe_refinement(refinement: Any) -> str:
 def _read_heads(attention: Any, read: Reader) -> Heads:
     """The heads of a layer, with its refinement as further rows of query and key."""
     with torch.no_grad():
+        # parametrisations (spectral norms) are computed in this precision
+        attention = copy.deepcopy(attention).to(read.dtype)
         weights, positions = attention.export(read.dtype)
     parts = [None if part is None else part.to(read.device) for part in vars(weights).values()]
     options = {

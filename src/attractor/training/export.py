@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attractor.errors import AttractorError, StoreError, UnsupportedError, missing
 from attractor.files import write_json
+from attractor.models import silence_transformers
 from attractor.nn import AttentionLayer, Slice, TransformerBlock, Weights, load_refined, refine
 from attractor.training.loading import TrainedRun, load
 from attractor.training.models import LanguageModel, VisionModel
@@ -93,7 +94,7 @@ def to_transformers(
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), silence_transformers():
             if isinstance(run.model, VisionModel):
                 model, kind = _make_vit(run, run.model, blocks, heads), transformers.ViTForImageClassification
             elif wide:
