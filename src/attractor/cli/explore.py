@@ -33,8 +33,8 @@ class ExploreOptions:
 def explore(context: typer.Context, options: ExploreOptions, output: CommonOptions) -> None:
     """Move tokens in the browser: an interactive page with the theory beside it.
 
-    The page computes small systems itself. This command adds what needs Python: more dimensions and tokens, every kernel, all
-    theorems, and real models. It is served to this machine only, at an address that works once, until Ctrl-C. Exit code 0; 2 for a bad
+    The page computes small systems itself. This command adds what needs Python: more dimensions and tokens, all theorems, and real
+    models. It is served to this machine only, at an address that works once, until Ctrl-C. Exit code 0; 2 for a bad
     argument, such as a port that is taken.
     """
     from attractor.explorer import Explorer, build_page
