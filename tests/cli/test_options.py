@@ -141,6 +141,9 @@ SAME: dict[str, Run] = {
     "--tokens 4 --dim 32 --until 1 --full-dimension": lambda: at.flow(
         at.Attention.isotropic(32, 1.0), at.Tokens.uniform(4, 32), until=1.0, reduce=False
     ),
+    "--tokens 6 --dim 2 --until 1 --mask causal --positions alibi --slopes 0.25": lambda: at.flow(
+        at.Attention.isotropic(2, 1.0, mask="causal", positions=at.Alibi([0.25])), at.Tokens.uniform(6, 2), until=1.0
+    ),
     f"{FILES} --until 5 --max-evaluations 30": lambda: at.flow(isotropic(), six(), until=5.0, max_evaluations=30),
     f"{FILES} --until 1 --engine blockwise --max-seconds 1e6": lambda: at.flow(
         isotropic(), six(), until=1.0, engine="blockwise", max_seconds=1e6
@@ -150,6 +153,7 @@ ELSEWHERE = {  # tested in the other files of this folder
     "--out", "--resume", "--plot", "--report", "--clock", "--density",
     "--member", "--width", "--observe", "--json", "--quiet", "--progress",
     "--debug", "--help", "--noise", "--common-noise", "--noise-kind", "--noise-seed", "--redrawn",
+    "--attention", "--no-caption", "--rescaled", "--snapshots", "--title", "--view",
 }  # fmt: skip
 
 
