@@ -42,6 +42,7 @@ def explore(context: typer.Context, options: ExploreOptions, output: CommonOptio
     def announce(address: str) -> None:
         if not output.json:
             print_rows("", {"another page": address}, indent="", wrap=False)
+            sys.stdout.flush()
 
     if options.model:
         from attractor.models import checkpoint
