@@ -357,7 +357,7 @@ def main() -> None:
                 _thread.interrupt_main()
             else:
                 tasks.waiting.put(json.loads(line))
-        os._exit(0)  # the server has ended, and nobody waits for the task
+        os._exit(0)  # the server has ended: no result is awaited
 
     threading.Thread(target=read, daemon=True).start()
     tasks.run()

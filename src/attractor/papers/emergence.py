@@ -559,7 +559,7 @@ SPECTRA = Figure(
             "model", "rxnmapper", "model with shared layers", "albert_eigvals.ipynb, cell 6 has albert-xlarge-v2"
         ),
     ),
-    unknown=("Weights of albert-xlarge-v2 cannot be had here; another ALBERT takes their place.",),
+    unknown=("Weights of albert-xlarge-v2 are not available here; another ALBERT takes their place.",),
     cost=1.0,
     compute=compute_spectra,
     draw=draw_spectra,

@@ -119,7 +119,7 @@ FIGURE = Figure(
         Parameter("spread", 1.0, "standard deviation of weights times the root of the dimension", minimum=0.01),
     ),
     unknown=(
-        "Weights of the models of the paper cannot be had here; `attractor trace MODEL --without skip` measures a model at hand.",
+        "Weights of the models of the paper are not available here; `attractor trace MODEL --without skip` measures a model at hand.",
     ),
     cost=1.0,
     compute=compute,

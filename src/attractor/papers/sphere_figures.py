@@ -510,7 +510,7 @@ COSINES = Figure(
     ),
     unknown=(
         "The text of the printed histograms.",
-        "Weights of albert-xlarge-v2 cannot be had here; another ALBERT takes their place.",
+        "Weights of albert-xlarge-v2 are not available here; another ALBERT takes their place.",
     ),
     cost=4.0,
     compute=compute_cosines,
