@@ -45,7 +45,7 @@ def test_the_object_says_all_that_is_needed_to_repeat_it(command: Command) -> No
     assert report["command"] == "attractor simulate --tokens 8 --seed 5 --space sphere --until 2 --observe diameter"
     assert report["versions"]["attractor"] == at.__version__
     counts = {"evaluations", "accepted", "rejected", "merges", "processes", "switches"}
-    assert set(report["stats"]) == {*counts, "seconds", "method", "engine", "peak_memory", "reduced_dim"}
+    assert set(report["stats"]) == {*counts, "seconds", "method", "engine", "fallback", "peak_memory", "reduced_dim"}
     assert report["outputs"] == {"store": None, "figures": [], "report": None, "files": []}
 
 

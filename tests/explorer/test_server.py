@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -500,7 +502,15 @@ def test_a_taken_port_is_one_clear_line(served: Explorer, capsys: pytest.Capture
 
 def test_the_command_serves_until_it_is_interrupted() -> None:
     command = [sys.executable, "-m", "attractor", "explore", "--no-browser", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # a background job of a shell starts with SIGINT ignored, and so would the command
+    take_interrupts = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with ExitStack() as cleanup:
+        process = cleanup.enter_context(
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=take_interrupts
+            )
+        )
+        cleanup.callback(process.kill)
         assert process.stdout is not None
         row = json.loads(process.stdout.readline())
         assert row["schema"] == "attractor.explore/1"

@@ -202,7 +202,7 @@ def head_system(name: str, text: str, layer: Any, head: Any) -> dict[str, Any]:
         notes.append(f"biases of {', '.join(biases)} are left out")
     theta = None
     if law.positions is not None:
-        theta = _rotary_base(law.positions, query.shape[0])
+        theta = law.positions.rotary_base(query.shape[0])
         if theta is None:
             notes.append(f"{law.positions.name} positions are left out")
     mask = "none"
@@ -251,11 +251,3 @@ def span_of(columns: Tensor) -> Tensor:
         columns / torch.where(sizes > 0, sizes, torch.ones_like(sizes)), full_matrices=False
     )
     return left[:, : int((values > SPAN * values[0]).sum())]
-
-
-def _rotary_base(positions: Any, rows: int) -> float | None:
-    """Return the base of plain rotary positions of all coordinates, None for any others."""
-    from attractor.laws import Rotary
-
-    plain = type(positions) is Rotary and positions.dim in (None, rows)
-    return float(positions.theta) if plain else None

@@ -53,6 +53,10 @@ class Positions(Record):
         """
         return None
 
+    def rotary_base(self, head_dim: int) -> float | None:
+        r"""The base of rotary positions that turn all coordinates by :math:`i\,\theta^{-2p/\text{head\_dim}}`; None for any others."""
+        return None
+
     def enter(self, tokens: Tokens) -> Tensor:
         """Points as they enter the first layer."""
         return tokens.points

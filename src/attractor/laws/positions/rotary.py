@@ -44,6 +44,9 @@ class Rotary(Positions):
         if self.dim is not None and self.dim > head_dim:
             raise InputError(f"rotary positions turn {self.dim} coordinates but the head has {head_dim}")
 
+    def rotary_base(self, head_dim: int) -> float | None:
+        return float(self.theta) if type(self) is Rotary and self.dim in (None, head_dim) else None
+
     def frequencies(self, head_dim: int) -> Tensor:
         """Angle per position of every pair, float64 (dim/2,)."""
         dim = self.dim or head_dim
