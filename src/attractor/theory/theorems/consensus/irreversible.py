@@ -43,7 +43,9 @@ def _generic_margin(case: Case) -> Margin:
     points = case.tokens.points
     gram = (points @ points.mT).fill_diagonal_(0.0)
     angles = torch.arccos(gram.abs().clamp(max=1.0))
-    return Margin.positive(float(angles.min()) - APART)
+    least = float(angles.min())
+    detail = f"the least angle between two tokens, or a token and an antipode, is {least:.2g}; measured from {APART} on"
+    return Margin.positive(least - APART, detail=detail)
 
 
 def measure_asymmetry(case: Case) -> float:
@@ -81,7 +83,7 @@ THEOREM = Theorem(
         ISOTROPIC,
         Hypothesis("three tokens", r"n \ge 3", _count_margin, structural=True),
         IDENTITY_VALUES,
-        Hypothesis("generic state", r"x_i \ne \pm x_j", _generic_margin, generic=True),
+        Hypothesis("separated tokens", r"x_i \ne \pm x_j", _generic_margin),
     ),
     fate="identity",
     conclude=conclude,
