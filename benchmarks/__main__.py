@@ -118,9 +118,9 @@ class BenchResults(FigureOptions):
 def bench(context: typer.Context, rows: RowOptions, report: BenchResults) -> None:
     """Measure attractor against other libraries in interleaved rounds, with targets and the peak rates of the machine.
 
-    Rows: evaluation, solves, small, gradients, phase, merging, stiff, spectral, ensembles, processes, growth; with --gpu gpu, gpu_solves,
-    gpu_gradients, gpu_noise, gpu_phase. Peers that are not installed (the extra peers) are reported as skipped. Exit code 0 if it ran; 1
-    with --check if a target is missed.
+    Rows: evaluation, solves, small, gradients, phase, merging, stiff, spectral, ensembles, noise, processes, growth; with --gpu gpu,
+    gpu_solves, gpu_gradients, gpu_noise, gpu_phase. Peers that are not installed (the extra peers) are reported as skipped. Exit code 0
+    if it ran; 1 with --check if a target is missed.
     """
     groups, settings = select_rows(rows)
     check_results(report)
