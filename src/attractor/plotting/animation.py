@@ -62,7 +62,7 @@ def pauses(frames: int, fps: int) -> list[int]:
 
 
 def write_webp(images: Iterator[np.ndarray], path: Path, fps: int) -> None:
-    """Write an animated WebP, about a quarter of the size of a GIF."""
+    """Write an animated WebP, about a fifth of the size of a GIF."""
     try:
         from PIL import Image
     except ImportError:

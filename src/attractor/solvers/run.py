@@ -308,7 +308,7 @@ def _integrate(
     if group is not None:
         group.check_agreement(definition, {"budget": budget, "store": (store is None, resume)})
     precision = None if store is None else checkpoints.find_precision(store, resume, group)
-    if precision not in (None, run.y.dtype):  # a stored run continues as it was begun
+    if precision not in (None, run.y.dtype):  # a stored run continues in the precision in which it started
         run = prepare(definition, budget, execution, differentiable, precision)
     recorded = torch.no_grad() if run.gradient is not None else nullcontext()
     with show_progress(progress, run.plan, group is None or group.rank == 0) as after_step, recorded:

@@ -401,7 +401,7 @@ def read_precision(store: Store) -> torch.dtype | None:
 
 
 def find_precision(path: str | Path, resume: bool, group: ProcessGroup | None) -> torch.dtype | None:
-    """Return the type in which a run that is resumed was begun, None for a new one; the first process reads it."""
+    """Return the type in which a run that is resumed started, None for a new one; the first process reads it."""
     store, precision = Store(path), None
     if resume and (group is None or group.rank == 0) and store.exists:
         precision = read_precision(store) or _stored_state(store).points.dtype
